@@ -1,0 +1,83 @@
+"""The `inferlog` command: names and help of every command, loaded only when one is called.
+
+Each entry is "module:attribute", so that the gateway's commands never import torch and no service is imported by
+another's command.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from infra.settings import SettingsError
+
+_COMMANDS: dict[str, tuple[str, str]] = {
+    "up": ("infra.local.commands:up", "Start the local stack: servers, API, worker, ledger."),
+    "down": ("infra.local.commands:down", "Stop the local stack."),
+    "status": (
+        "infra.local.commands:status",
+        "Say for each part of the local stack: where, healthy, why not.",
+    ),
+    "provision": ("infra.commands:provision", "Create topics, tables and the bucket, or report drift."),
+    "api": ("api.commands:api", "Run the API gateway in the foreground."),
+    "worker": ("gpu_worker.commands:worker", "Run a model worker in the foreground."),
+    "customers": ("api.commands:customers", "Create and list customers."),
+    "keys": ("api.commands:keys", "Create, list and revoke API keys."),
+    "models": ("gpu_worker.commands:models", "Publish, list and route model versions."),
+    "usage": ("streams.commands:usage", "Show what was used, by customer, hour, model and meter."),
+    "billing": ("streams.billing.commands:billing", "Report usage to Stripe and compare totals."),
+    "verify": ("streams.replay.commands:verify", "Prove the promises from the topics and tables alone."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called; the help page imports nothing."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of a first walk through the product."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command. A missing extra is explained, not shown as a traceback."""
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
+        try:
+            command: click.Command = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            raise click.ClickException(
+                f"'{cmd_name}' needs the package '{error.name}', which is not installed here; "
+                "install inferlog with the extra of this process: [api], [gpu], [streams], [local]"
+            ) from error
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The command list from the table above."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
+
+
+@click.command(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Start here:  inferlog up && inferlog status",
+)
+@click.version_option(package_name="inferlog")
+def cli() -> None:
+    """Inference you can bill: run, operate and audit inferlog."""
+
+
+def main(argv: list[str] | None = None) -> Any:
+    """Entry point. Expected failures end with one line and exit status 1, without a traceback."""
+    try:
+        return cli.main(args=argv, prog_name="inferlog")
+    except SettingsError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

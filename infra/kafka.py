@@ -1,0 +1,259 @@
+"""How Kafka is reached: an idempotent producer, consumers that read committed records, and the admin client.
+
+The only home of aiokafka (Faust brings its own). Its errors become two of ours: the log is away, or the record is too
+large for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError, TopicAlreadyExistsError
+
+from infra.settings import KafkaSettings
+
+__all__ = [
+    "AIOKafkaConsumer",
+    "Admin",
+    "BusUnavailable",
+    "ConsumerRebalanceListener",
+    "KafkaError",
+    "Producer",
+    "RecordTooLarge",
+    "TopicLayout",
+    "TopicPartition",
+    "open_admin",
+    "open_consumer",
+    "open_producer",
+]
+
+
+class BusUnavailable(RuntimeError):
+    """Kafka did not acknowledge in time. The record may or may not be on the log."""
+
+
+class RecordTooLarge(ValueError):
+    """The record is larger than the topic takes; it is not on the log."""
+
+
+class TopicLayout(Protocol):
+    """What the admin needs to know of a topic (schemas.topics.Topic fits)."""
+
+    @property
+    def name(self) -> str:
+        """Topic name as on the broker."""
+
+    @property
+    def partitions(self) -> int:
+        """Number of partitions."""
+
+    def config(self) -> dict[str, str]:
+        """Broker-side settings."""
+
+
+class Producer:
+    """Sends records and waits for all in-sync replicas; duplicates from its own retries are removed by the broker."""
+
+    def __init__(self, client: AIOKafkaProducer) -> None:
+        self._client = client
+
+    async def enqueue(
+        self,
+        topic: str,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        partition: int | None = None,
+        timeout_s: float,
+    ) -> asyncio.Future[Any]:
+        """Hand a record to the sender and return the future of its acknowledgement.
+
+        Raises BusUnavailable when not even the topic's layout can be learnt in time, RecordTooLarge.
+        """
+        try:
+            future: asyncio.Future[Any] = await asyncio.wait_for(
+                self._client.send(topic, value, key=key, partition=partition), timeout_s
+            )
+        except MessageSizeTooLargeError as error:
+            raise RecordTooLarge(f"{topic}: a record of {len(value)} bytes is too large") from error
+        except (KafkaError, asyncio.TimeoutError) as error:
+            raise BusUnavailable(f"{topic}: {type(error).__name__}: {error}") from error
+        return future
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        partition: int | None = None,
+        timeout_s: float,
+    ) -> None:
+        """Send one record and wait for its acknowledgement. Raises BusUnavailable, RecordTooLarge."""
+        future = await self.enqueue(topic, value, key=key, partition=partition, timeout_s=timeout_s)
+        await self.acknowledged([future], timeout_s=timeout_s)
+
+    async def acknowledged(self, futures: Sequence[asyncio.Future[Any]], *, timeout_s: float) -> None:
+        """Wait until every one of these records is acknowledged. Raises BusUnavailable, RecordTooLarge."""
+        if not futures:
+            return
+        done, pending = await asyncio.wait(futures, timeout=timeout_s)
+        errors = [e for e in (f.exception() for f in done) if e is not None]
+        for future in pending:
+            # Still on its way; nobody will ask again, so its late failure must not be reported as forgotten.
+            future.add_done_callback(lambda f: None if f.cancelled() else f.exception())
+        if errors:
+            if isinstance(errors[0], MessageSizeTooLargeError):
+                raise RecordTooLarge(str(errors[0])) from errors[0]
+            raise BusUnavailable(f"{type(errors[0]).__name__}: {errors[0]}") from errors[0]
+        if pending:
+            raise BusUnavailable(f"{len(pending)} of {len(futures)} records were not acknowledged in {timeout_s:g} s")
+
+    async def partitions(self, topic: str, *, timeout_s: float) -> int:
+        """Number of partitions of a topic. Raises BusUnavailable."""
+        try:
+            return len(await asyncio.wait_for(self._client.partitions_for(topic), timeout_s))
+        except (KafkaError, asyncio.TimeoutError) as error:
+            raise BusUnavailable(f"{topic}: {type(error).__name__}: {error}") from error
+
+
+@asynccontextmanager
+async def open_producer(
+    settings: KafkaSettings, *, linger_ms: int = 0, request_timeout_ms: int = 10_000
+) -> AsyncIterator[Producer]:
+    """A started producer; on exit it flushes for at most `request_timeout_ms`. Raises BusUnavailable."""
+    client = AIOKafkaProducer(
+        bootstrap_servers=settings.bootstrap,
+        acks="all",
+        enable_idempotence=True,
+        linger_ms=linger_ms,
+        request_timeout_ms=request_timeout_ms,
+        max_batch_size=256 * 1024,
+        max_request_size=8 * 1024 * 1024,
+        metadata_max_age_ms=60_000,
+    )
+    try:
+        await client.start()
+    except KafkaError as error:
+        await client.stop()
+        raise BusUnavailable(f"{settings.bootstrap}: {type(error).__name__}: {error}") from error
+    try:
+        yield Producer(client)
+    finally:
+        # Past the bound the broker is away; what was not acknowledged was never reported as sent.
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(client.stop(), request_timeout_ms / 1000)
+
+
+@asynccontextmanager
+async def open_consumer(
+    settings: KafkaSettings, *, group: str | None, max_poll_records: int = 500, **options: Any
+) -> AsyncIterator[AIOKafkaConsumer]:
+    """A started consumer of committed records, with manual commits; `group=None` for readers that use `assign`.
+
+    Raises BusUnavailable when the broker cannot be reached.
+    """
+    client = AIOKafkaConsumer(
+        bootstrap_servers=settings.bootstrap,
+        group_id=group,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        isolation_level="read_committed",
+        max_poll_records=max_poll_records,
+        **options,
+    )
+    try:
+        await client.start()
+    except KafkaError as error:
+        await client.stop()
+        raise BusUnavailable(f"{settings.bootstrap}: {type(error).__name__}: {error}") from error
+    try:
+        yield client
+    finally:
+        await client.stop()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """A topic that exists otherwise than declared: which setting, what was declared, what was found."""
+
+    topic: str
+    setting: str
+    declared: str
+    found: str
+
+
+class Admin:
+    """Creates topics, compares them with their declaration, and reads group offsets."""
+
+    def __init__(self, client: AIOKafkaAdminClient) -> None:
+        self._client = client
+
+    async def create_topics(self, topics: Sequence[TopicLayout], *, replication: int = 1) -> list[str]:
+        """Create the topics that do not exist; returns their names. Existing ones are left as they are."""
+        existing = set(await self._client.list_topics())
+        wanted = [t for t in topics if t.name not in existing]
+        if not wanted:
+            return []
+        new = [
+            NewTopic(
+                name=t.name,
+                num_partitions=t.partitions,
+                replication_factor=replication,
+                topic_configs=t.config(),
+            )
+            for t in wanted
+        ]
+        response = await self._client.create_topics(new, timeout_ms=20_000)
+        for name, code, *rest in response.topic_errors:
+            if code not in (0, TopicAlreadyExistsError.errno):
+                raise BusUnavailable(f"topic {name}: error {code} {rest}")
+        return [t.name for t in wanted]
+
+    async def drift(self, topics: Sequence[TopicLayout]) -> list[Drift]:
+        """Every difference between these topics as declared and as they are on the broker."""
+        found = {t["topic"]: t for t in await self._client.describe_topics([t.name for t in topics])}
+        resources = [ConfigResource(ConfigResourceType.TOPIC, t.name) for t in topics]
+        configs: dict[str, Mapping[str, str]] = {}
+        for response in await self._client.describe_configs(resources):
+            for resource in response.resources:
+                configs[resource[3]] = {entry[0]: entry[1] for entry in resource[4]}
+        drifts = []
+        for t in topics:
+            partitions = len(found[t.name]["partitions"])
+            if partitions != t.partitions:
+                drifts.append(
+                    Drift(topic=t.name, setting="partitions", declared=str(t.partitions), found=str(partitions))
+                )
+            for setting, declared in t.config().items():
+                actual = configs.get(t.name, {}).get(setting, "")
+                if actual != declared:
+                    drifts.append(Drift(topic=t.name, setting=setting, declared=declared, found=actual))
+        return drifts
+
+    async def committed(self, group: str) -> dict[TopicPartition, int]:
+        """Next offset per partition that a group has committed; empty for an unknown group."""
+        offsets = await self._client.list_consumer_group_offsets(group)
+        return {tp: meta.offset for tp, meta in offsets.items() if meta.offset >= 0}
+
+
+@asynccontextmanager
+async def open_admin(settings: KafkaSettings, *, request_timeout_ms: int = 10_000) -> AsyncIterator[Admin]:
+    """A started admin client. Raises BusUnavailable."""
+    client = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap, request_timeout_ms=request_timeout_ms)
+    try:
+        await client.start()
+    except KafkaError as error:
+        await client.close()
+        raise BusUnavailable(f"{settings.bootstrap}: {type(error).__name__}: {error}") from error
+    try:
+        yield Admin(client)
+    finally:
+        await client.close()

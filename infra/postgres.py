@@ -1,0 +1,117 @@
+"""How Postgres is reached: a pool with deadlines, transactions, and SQL kept in `.sql` files and called by name.
+
+The only home of asyncpg. Failures come as three kinds, by SQLSTATE: the server is away, the data is wrong, or
+anything else, which is a bug.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+import asyncpg
+from asyncpg import Connection, Pool, Record
+
+from infra.settings import PostgresSettings
+
+__all__ = [
+    "Connection",
+    "Pool",
+    "Record",
+    "is_data_error",
+    "is_outage",
+    "open_pool",
+    "queries",
+    "split_queries",
+]
+
+# Connection trouble, operator intervention (shutdown, restart), insufficient resources, and lock trouble
+# (deadlock, serialisation, lock timeout): the same statement may succeed later.
+_OUTAGE_CLASSES = ("08", "57", "53", "40", "55")
+# Data exceptions and constraint violations: the same statement fails for ever.
+_DATA_CLASSES = ("22", "23")
+
+
+@asynccontextmanager
+async def open_pool(
+    settings: PostgresSettings,
+    *,
+    min_size: int = 0,
+    max_size: int = 4,
+    connect_timeout_s: float = 2.0,
+    command_timeout_s: float = 10.0,
+    statement_cache_size: int = 100,
+) -> AsyncIterator[Pool]:
+    """A pool whose connects and statements each end within their timeout.
+
+    With `min_size=0` opening succeeds while the server is away, and each use fails or heals by itself.
+    """
+    pool = asyncpg.create_pool(
+        settings.dsn,
+        min_size=min_size,
+        max_size=max_size,
+        timeout=connect_timeout_s,
+        command_timeout=command_timeout_s,
+        statement_cache_size=statement_cache_size,
+        max_inactive_connection_lifetime=60,
+    )
+    await pool
+    try:
+        yield pool
+    finally:
+        pool.terminate()
+
+
+async def connect(settings: PostgresSettings, *, timeout_s: float = 5.0, command_timeout_s: float = 30.0) -> Connection:
+    """One connection, for commands that need no pool."""
+    return await asyncpg.connect(settings.dsn, timeout=timeout_s, command_timeout=command_timeout_s)
+
+
+def is_outage(error: BaseException) -> bool:
+    """True when the server is away or busy and the same work may succeed later."""
+    if isinstance(error, asyncpg.PostgresError):
+        return (error.sqlstate or "")[:2] in _OUTAGE_CLASSES
+    # asyncpg reports a closed connection as InterfaceError; a refused or broken one as OSError; a slow one as timeout.
+    return isinstance(error, (OSError, TimeoutError, asyncpg.InterfaceError, ConnectionError)) or (
+        type(error).__name__ == "TimeoutError"
+    )
+
+
+def is_data_error(error: BaseException) -> bool:
+    """True when a value was refused (range, type, constraint): repeating the statement cannot help."""
+    if isinstance(error, asyncpg.PostgresError):
+        return (error.sqlstate or "")[:2] in _DATA_CLASSES
+    # asyncpg refuses values that do not fit a parameter's type before they reach the server.
+    return isinstance(error, asyncpg.DataError)
+
+
+def is_unique_violation(error: BaseException) -> bool:
+    """True when a row with the same unique key exists."""
+    return isinstance(error, asyncpg.UniqueViolationError)
+
+
+def split_queries(text: str) -> dict[str, str]:
+    """Statements by name from a file of `-- name: x` blocks. Raises ValueError when a name repeats."""
+    found: dict[str, str] = {}
+    for block in re.split(r"^-- name:", text, flags=re.MULTILINE)[1:]:
+        name, _, statement = block.partition("\n")
+        if name.strip() in found:
+            raise ValueError(f"query '{name.strip()}' is defined twice")
+        found[name.strip()] = statement.strip()
+    return found
+
+
+@lru_cache(maxsize=16)
+def queries(package: str) -> dict[str, str]:
+    """The statements of `queries.sql` beside a package's modules, by name."""
+    return split_queries(files(package).joinpath("queries.sql").read_text(encoding="utf-8"))
+
+
+async def insert_once(connection: Connection, statement: str, *args: Any) -> bool:
+    """Run an INSERT … ON CONFLICT DO NOTHING; True when the row is new."""
+    status: str = await connection.execute(statement, *args)
+    return status.endswith(" 1")

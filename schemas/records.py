@@ -1,0 +1,132 @@
+"""The facts on the log, one frozen class each.
+
+Field by field the meaning is in the `.avsc` file of the same name; here are the types the code works with. Times
+are aware datetimes in UTC, quantities integers in their smallest unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import ClassVar
+from uuid import UUID
+
+from schemas.tensors import Tensor
+
+
+class Task(str, Enum):
+    """How a request's inputs are to be read."""
+
+    UNKNOWN = "UNKNOWN"
+    TENSORS = "TENSORS"
+    EMBEDDINGS = "EMBEDDINGS"
+
+
+class Outcome(str, Enum):
+    """How a request ended. UNKNOWN is how an old reader sees a newer symbol; it is never written."""
+
+    UNKNOWN = "UNKNOWN"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    EXPIRED = "EXPIRED"
+    CANCELLED = "CANCELLED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketCharge:
+    """What the limiter took from one bucket: `cost` of `burst` units, each worth `interval_us` microseconds."""
+
+    bucket: str
+    interval_us: int
+    burst: int
+    cost: int
+    remaining: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceRequested:
+    """A request was admitted, with every decision that admission took."""
+
+    SCHEMA: ClassVar[str] = "inferlog.inference.v1.InferenceRequested"
+
+    event_id: UUID
+    occurred_at: datetime
+    request_id: UUID
+    customer_id: str
+    key_id: str
+    model: str
+    version: str
+    artifact_uri: str
+    price_id: str
+    task: Task
+    inputs: tuple[Tensor, ...]
+    item_count: int
+    deadline_at: datetime
+    reply_to: str
+    traceparent: str | None = None
+    limiter_time: datetime
+    limiter_buckets: tuple[BucketCharge, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceFinished:
+    """A request reached its end; the first of these per request id is the result."""
+
+    SCHEMA: ClassVar[str] = "inferlog.inference.v1.InferenceFinished"
+
+    event_id: UUID
+    occurred_at: datetime
+    request_id: UUID
+    customer_id: str
+    model: str
+    version: str
+    outcome: Outcome
+    error_code: str | None = None
+    error_message: str | None = None
+    outputs: tuple[Tensor, ...] = ()
+    price_id: str
+    quantities: Mapping[str, int]
+    admitted_at: datetime
+    worker: str
+    batch_id: UUID
+    batch_items: int
+    queue_us: int
+    run_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageRecorded:
+    """What one succeeded request is billed for; equal on every repetition of the request's run."""
+
+    SCHEMA: ClassVar[str] = "inferlog.usage.v1.UsageRecorded"
+
+    event_id: UUID
+    occurred_at: datetime
+    request_id: UUID
+    customer_id: str
+    model: str
+    version: str
+    price_id: str
+    quantities: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A record that could not be handled, with its evidence."""
+
+    SCHEMA: ClassVar[str] = "inferlog.inference.v1.DeadLetter"
+
+    event_id: UUID
+    occurred_at: datetime
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None = None
+    value: bytes | None = None
+    reason: str
+    attempts: int
+
+
+Record = InferenceRequested | InferenceFinished | UsageRecorded | DeadLetter

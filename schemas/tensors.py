@@ -1,0 +1,99 @@
+"""A tensor as a value: name, datatype, shape and row-major little-endian bytes.
+
+The form that crosses every process boundary; turning it into a torch tensor is the worker's business. Sizes are
+checked at construction, so a `Tensor` in hand is always consistent.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+#: Open Inference Protocol datatypes and the size of one element in bytes; BYTES elements have no fixed size.
+ELEMENT_SIZE_BYTES: dict[str, int] = {
+    "BOOL": 1,
+    "UINT8": 1,
+    "UINT16": 2,
+    "UINT32": 4,
+    "UINT64": 8,
+    "INT8": 1,
+    "INT16": 2,
+    "INT32": 4,
+    "INT64": 8,
+    "FP16": 2,
+    "FP32": 4,
+    "FP64": 8,
+}
+BYTES = "BYTES"
+
+
+class TensorError(ValueError):
+    """A tensor whose datatype, shape and data do not agree; the message names the tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """`data` holds `prod(shape)` elements of `datatype`, row-major, little-endian.
+
+    BYTES elements are each a 4-byte little-endian length followed by that many bytes (Triton's binary tensor
+    extension). Raises TensorError when the three do not agree.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    def __post_init__(self) -> None:
+        if any(d < 0 for d in self.shape):
+            raise TensorError(f"tensor '{self.name}': shape {list(self.shape)} has a negative dimension")
+        count = math.prod(self.shape)
+        if self.datatype == BYTES:
+            found = sum(1 for _ in _split(self.name, self.data))
+            if found != count:
+                raise TensorError(
+                    f"tensor '{self.name}': shape {list(self.shape)} needs {count} BYTES elements, found {found}"
+                )
+            return
+        size = ELEMENT_SIZE_BYTES.get(self.datatype)
+        if size is None:
+            expected = ", ".join([*ELEMENT_SIZE_BYTES, BYTES])
+            raise TensorError(f"tensor '{self.name}': datatype '{self.datatype}' is not one of {expected}")
+        if len(self.data) != count * size:
+            raise TensorError(
+                f"tensor '{self.name}': shape {list(self.shape)} of {self.datatype} needs {count * size} bytes, "
+                f"found {len(self.data)}"
+            )
+
+    @property
+    def item_count(self) -> int:
+        """Length of the first dimension; 1 for a scalar."""
+        return self.shape[0] if self.shape else 1
+
+    def elements(self) -> list[bytes]:
+        """The elements of a BYTES tensor, in row-major order. Raises TensorError for any other datatype."""
+        if self.datatype != BYTES:
+            raise TensorError(f"tensor '{self.name}': has datatype {self.datatype}, expected BYTES")
+        return list(_split(self.name, self.data))
+
+
+def bytes_tensor(name: str, elements: Iterable[bytes]) -> Tensor:
+    """A one-dimensional BYTES tensor of these elements."""
+    parts = list(elements)
+    data = b"".join(struct.pack("<I", len(e)) + e for e in parts)
+    return Tensor(name=name, datatype=BYTES, shape=(len(parts),), data=data)
+
+
+def _split(name: str, data: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(data):
+        if at + 4 > len(data):
+            raise TensorError(f"tensor '{name}': a BYTES element's 4-byte length is cut off at byte {at}")
+        (size,) = struct.unpack_from("<I", data, at)
+        at += 4
+        if at + size > len(data):
+            raise TensorError(f"tensor '{name}': a BYTES element of {size} bytes runs past the end at byte {at}")
+        yield data[at : at + size]
+        at += size
