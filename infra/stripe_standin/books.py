@@ -68,9 +68,10 @@ class Books:
             if len(key) > 40:
                 raise Refusal(f"Metadata key {key!r} is longer than 40 characters.", param="metadata")
             forms.text(metadata, key, within="metadata", max_chars=500)
-        customer = {
+        customer: dict[str, Any] = {
             "id": self._mint("cus"), "object": "customer", "address": None, "balance": 0, "created": int(now_s),
-            "currency": None, "delinquent": False, "livemode": False, "metadata": metadata, "shipping": None,
+            "currency": None, "default_source": None, "delinquent": False, "livemode": False, "metadata": metadata,
+            "preferred_locales": [], "shipping": None,
             "tax_exempt": "none", "test_clock": None, **texts,
         }  # fmt: skip
         return {"kind": "customer", "now_s": now_s, "customer": customer}

@@ -123,9 +123,9 @@ class Control:
         for meter in books.meters.values():
             formula = meter["default_aggregation"]["formula"]
             for customer in books.customers:
-                if events := books.counted(meter["id"], customer):
-                    totals[meter["event_name"]][customer] += aggregate(events, formula)
-        outcomes = [
+                if counted := books.counted(meter["id"], customer):
+                    totals[meter["event_name"]][customer] += aggregate(counted, formula)
+        events = [
             {**asdict(event), "outcome": outcome} for event, outcome in zip(books.events, books.outcomes(), strict=True)
         ]
         return web.json_response(
@@ -138,7 +138,7 @@ class Control:
                 "calls": dict(standin.calls),
                 "customers": list(books.customers.values()),
                 "meters": list(books.meters.values()),
-                "events": outcomes,
+                "events": events,
                 "async_errors": [
                     {"code": error.code, "identifier": error.event.identifier, "request_key": error.event.request_key}
                     for error in books.errors.values()

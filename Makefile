@@ -1,0 +1,68 @@
+# `make help` is the onboarding page: every target says what it does and how long it takes.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PY := .venv/bin/python
+READY := .venv/.ready
+
+.PHONY: help
+help: ## Show this page
+	@awk 'BEGIN {FS = ":.*## "; print "inferlog: model inference you can bill\n"} \
+	  /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2} \
+	  /^##@ / {printf "\n%s\n", substr($$0, 5)}' $(MAKEFILE_LIST)
+
+##@ Run
+.PHONY: setup
+setup: $(READY) ## Create .venv with exact versions (first time about 1 min, 7 GB with torch)
+
+.PHONY: demo
+demo: $(READY) ## Start everything, run real inferences, show the bill (first time < 4 min, then < 1 min)
+	@$(PY) -m docs.demo
+
+.PHONY: up
+up: $(READY) ## Start the local stack and leave it running
+	@.venv/bin/inferlog up
+
+.PHONY: status
+status: $(READY) ## Say for each part: address, healthy, why not
+	@.venv/bin/inferlog status
+
+.PHONY: down
+down: $(READY) ## Stop the local stack (its data stays; `inferlog down --wipe` removes it)
+	@.venv/bin/inferlog down
+
+##@ Change
+.PHONY: check
+check: $(READY) ## Format, lint, types, import rules (about 30 s)
+	@$(PY) -m ruff format --check .
+	@$(PY) -m ruff check .
+	@$(PY) -m mypy
+	@.venv/bin/lint-imports
+
+.PHONY: test
+test: $(READY) ## Run every test, on real servers it starts itself (under 15 min)
+	@$(PY) -m pytest tests
+
+.PHONY: unit
+unit: $(READY) ## Run the tests that need no server (under 10 s)
+	@$(PY) -m pytest -q tests/unit
+
+.PHONY: format
+format: $(READY) ## Rewrite the code in the house format
+	@$(PY) -m ruff check --fix-only .
+	@$(PY) -m ruff format .
+
+.PHONY: lock
+lock: $(READY) ## Resolve the newest allowed versions into constraints.txt
+	@.venv/bin/uv pip compile -q --universal --python-version 3.10 --no-header --no-annotate --upgrade \
+	  --extra api --extra gpu --extra streams --extra local --extra demo --extra dev pyproject.toml \
+	  | sed '1i # Exact versions of everything an environment may hold, for Python 3.10 to 3.13. Regenerate with: make lock' \
+	  > constraints.txt.new && mv constraints.txt.new constraints.txt
+
+##@ Measure
+.PHONY: bench-http
+bench-http: $(READY) ## Closed and open loop over HTTP, everything on this machine (about 3 min)
+	@$(PY) -m benchmarks.http
+
+# The stamp is younger than what it was made from; a half-made .venv has no stamp and is completed.
+$(READY): pyproject.toml constraints.txt infra/deploy/setup.sh
+	@bash infra/deploy/setup.sh
