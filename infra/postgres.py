@@ -6,6 +6,7 @@ anything else, which is a bug.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,8 +21,10 @@ from infra.settings import PostgresSettings
 
 __all__ = [
     "Connection",
+    "DatabaseUnavailable",
     "Pool",
     "Record",
+    "fetch_within",
     "is_data_error",
     "is_outage",
     "open_pool",
@@ -34,6 +37,10 @@ __all__ = [
 _OUTAGE_CLASSES = ("08", "57", "53", "40", "55")
 # Data exceptions and constraint violations: the same statement fails for ever.
 _DATA_CLASSES = ("22", "23")
+
+
+class DatabaseUnavailable(RuntimeError):
+    """Postgres did not answer in time, or refused for a reason that passes."""
 
 
 @asynccontextmanager
@@ -109,6 +116,17 @@ def split_queries(text: str) -> dict[str, str]:
 def queries(package: str) -> dict[str, str]:
     """The statements of `queries.sql` beside a package's modules, by name."""
     return split_queries(files(package).joinpath("queries.sql").read_text(encoding="utf-8"))
+
+
+async def fetch_within(pool: Pool, timeout_s: float, statement: str, *args: Any) -> list[Record]:
+    """Rows of a read that is over after `timeout_s`, waiting for a connection included. Raises DatabaseUnavailable."""
+    try:
+        rows: list[Record] = await asyncio.wait_for(pool.fetch(statement, *args), timeout_s)
+    except Exception as error:
+        if is_outage(error):
+            raise DatabaseUnavailable(f"{type(error).__name__}: {error}") from error
+        raise
+    return rows
 
 
 async def insert_once(connection: Connection, statement: str, *args: Any) -> bool:

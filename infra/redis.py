@@ -61,6 +61,23 @@ class LuaScript:
         except NoScriptError:
             return await client.eval(self.source, len(keys), *keys, *args)
 
+    async def each(self, client: Redis, calls: Sequence[tuple[Sequence[str], Sequence[str | int]]]) -> list[Any]:
+        """Run it once per (keys, args) in one round trip; answers in order, a refused run's exception as its value.
+
+        Runs are independent, not a transaction. Raises RedisError when the round trip itself failed.
+        """
+        if len(calls) == 1:
+            keys, args = calls[0]
+            return [await self(client, keys, args)]
+        pipeline = client.pipeline(transaction=False)
+        for keys, args in calls:
+            pipeline.evalsha(self.sha1, len(keys), *keys, *args)
+        answers: list[Any] = await pipeline.execute(raise_on_error=False)
+        for i, answer in enumerate(answers):
+            if isinstance(answer, NoScriptError):
+                answers[i] = await self(client, *calls[i])
+        return answers
+
 
 def lua(package: str, name: str) -> LuaScript:
     """The script `<name>.lua` beside a package's modules."""

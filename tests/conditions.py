@@ -36,9 +36,7 @@ def wait_until(condition: Callable[[], T], *, timeout_s: float = 30.0, what: str
         time.sleep(_PAUSE_S)
 
 
-async def eventually(
-    condition: Callable[[], T | Awaitable[T]], *, timeout_s: float = 30.0, what: str = ""
-) -> T:
+async def eventually(condition: Callable[[], T | Awaitable[T]], *, timeout_s: float = 30.0, what: str = "") -> T:
     """The same for coroutines: `condition` may be a function or return an awaitable."""
     ends = time.monotonic() + timeout_s
     last: object = None

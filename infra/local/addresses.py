@@ -168,9 +168,7 @@ def free_port(taken: set[int]) -> int:
 
 
 def _parse(text: str) -> dict[str, str]:
-    pairs = (
-        line.split("=", 1) for line in text.splitlines() if "=" in line and not line.lstrip().startswith("#")
-    )
+    pairs = (line.split("=", 1) for line in text.splitlines() if "=" in line and not line.lstrip().startswith("#"))
     return {key.strip(): value.strip() for key, value in pairs}
 
 

@@ -82,9 +82,8 @@ def _download(jars: Sequence[LockedJar], cache: Path, say: Say) -> None:
                 pool.shutdown(cancel_futures=True)
                 raise PartError(f"cannot fetch {running[done].coordinate}: {error}") from error
             if count % 10 == 0 or count == len(jars):
-                say(
-                    f"downloaded {count}/{len(jars)} jars, {size_bytes / 1e6:.0f} MB, {time.monotonic() - started:.1f} s"
-                )
+                took_s = time.monotonic() - started
+                say(f"downloaded {count}/{len(jars)} jars, {size_bytes / 1e6:.0f} MB, {took_s:.1f} s")
 
 
 def _download_one(jar: LockedJar, cache: Path) -> int:

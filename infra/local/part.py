@@ -38,6 +38,8 @@ class Part:
     `command` may do slow work first (fetch, unpack, write a configuration) and reports it through its argument.
     `probe` does one real operation and raises when it fails; it returns within a few seconds in any case.
     `fingerprint` changes when a running process must be restarted to see new addresses or credentials.
+    `grace_s` is how long it may take to stop by itself before it is killed, which for some is the normal end.
+    `leftovers` are files outside the home that it leaves behind.
     """
 
     name: str
@@ -48,6 +50,9 @@ class Part:
     probe: Callable[[], None]
     ready_within_s: float = 30.0
     stop_signal: signal.Signals = signal.SIGTERM
+    grace_s: float = 8.0
+    kill_is_normal: bool = False
+    leftovers: tuple[Path, ...] = ()
 
 
 class PartError(Exception):

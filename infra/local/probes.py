@@ -61,7 +61,7 @@ def s3(environment: Mapping[str, str]) -> None:
     def attempt() -> None:
         try:
             _s3(settings)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (raised again by the caller)
             failures.append(error)
         else:
             failures.append(None)

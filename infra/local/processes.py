@@ -1,5 +1,5 @@
 """Starting, recognising and stopping the stack's processes.
-A process is known by its pid *and* start time, so that a pid that was given to a stranger meanwhile is never touched."""
+A process is known by its pid and start time: a pid that was given to a stranger meanwhile is never touched."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from pathlib import Path
 import psutil
 
 from infra.local.part import Account, Command, PartError
+
+HOME_MARK = "INFERLOG_HOME"
+PART_MARK = "INFERLOG_PART"
 
 _POLL_S = 0.02
 _LOG_LIMIT_BYTES = 8_000_000
@@ -47,6 +50,15 @@ class Running:
     started: str
     command: tuple[str, ...]
     fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Victim:
+    """A process to stop: the signal that asks it, and how long it may take before it is killed."""
+
+    running: Running
+    ask: signal.Signals
+    grace_s: float
 
 
 def read_pid_file(path: Path) -> Running | None:
@@ -127,28 +139,29 @@ def wait_for_exit(running: Running, *, timeout_s: float) -> int | None:
     return status
 
 
-def stop(victims: Sequence[tuple[Running, signal.Signals]], *, deadline_s: float) -> list[int]:
+def stop(victims: Sequence[Victim]) -> list[int]:
     """Ask all these processes to end, wait for them together, then kill what is left of them and their children.
 
     Returns the pids that had to be killed. When it returns none of them runs.
     """
-    living = [(running, ask) for running, ask in victims if is_alive(running)]
-    families = {running.pid: _family(running.pid) for running, _ in living}
-    for running, ask in living:
-        _signal(running.pid, ask)
-        _signal(running.pid, signal.SIGCONT)  # a paused process would not see the request
-    deadline = time.monotonic() + deadline_s
-    while time.monotonic() < deadline and any(is_alive(running) for running, _ in living):
+    living = [victim for victim in victims if is_alive(victim.running)]
+    families = {victim.running.pid: _family(victim.running.pid) for victim in living}
+    for victim in living:
+        if victim.grace_s > 0:
+            _signal(victim.running.pid, victim.ask)
+            _signal(victim.running.pid, signal.SIGCONT)  # a paused process would not see the request
+    began, killed = time.monotonic(), []
+    while living:
+        for victim in living:
+            pid = victim.running.pid
+            if time.monotonic() - began >= victim.grace_s and is_alive(victim.running) and pid not in killed:
+                families[pid].update(_family(pid))
+                killed.append(pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+        living = [victim for victim in living if is_alive(victim.running)]
         time.sleep(_POLL_S)
-    killed = []
-    for running, _ in living:
-        if is_alive(running):
-            killed.append(running.pid)
-            families[running.pid].update(_family(running.pid))
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(running.pid, signal.SIGKILL)
-    members = {process for family in families.values() for process in family}
-    _kill_all(members)
+    _kill_all({process for family in families.values() for process in family})
     return killed
 
 
@@ -163,7 +176,7 @@ def strays(home: Path) -> list[psutil.Process]:
             environ = process.environ()
         except (psutil.Error, OSError):
             continue  # gone, or somebody else's
-        if environ.get("INFERLOG_HOME") == str(home) and "INFERLOG_PART" in environ:
+        if environ.get(HOME_MARK) == str(home) and PART_MARK in environ:
             found.append(process)
     return found
 

@@ -61,7 +61,18 @@ def part(home: Path, addresses: Addresses) -> Part:
         command=command,
         probe=lambda: probes.s3(addresses.environment()),
         ready_within_s=40.0,
+        # Its volumes are closed within a fraction of a second; then it waits half a minute for its own streams.
+        grace_s=1.5,
+        kill_is_normal=True,
+        leftovers=tuple(Path("/tmp") / name for name in _sockets(addresses)),  # noqa: S108 (its choice, not ours)
     )
+
+
+def _sockets(addresses: Addresses) -> list[str]:
+    ports = addresses.ports
+    grpc = [f"seaweedfs-{name}-grpc-{ports[f'weed_{name}_grpc']}.sock" for name in ("master", "volume", "filer")]
+    http = [f"seaweedfs-filer-{ports['weed_filer']}.sock", f"seaweedfs-s3-{ports['s3']}.sock"]
+    return [*grpc, *http, f"seaweedfs-s3-grpc-{ports['s3_grpc']}.sock"]
 
 
 def _identities(addresses: Addresses) -> dict[str, object]:

@@ -34,9 +34,7 @@ def part(home: Path, addresses: Addresses) -> Part:
         # In a file and not among the arguments, which every user of the machine can list.
         configuration = folder / "valkey.conf"
         configuration.touch(mode=0o600)
-        configuration.write_text(
-            _CONFIGURATION.format(host=HOST, port=port, password=password, folder=f'"{folder}"')
-        )
+        configuration.write_text(_CONFIGURATION.format(host=HOST, port=port, password=password, folder=f'"{folder}"'))
         return Command(argv=(str(get_binary_path()), str(configuration)), cwd=folder)
 
     return Part(

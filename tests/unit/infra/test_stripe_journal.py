@@ -137,6 +137,9 @@ def test_which_failures_an_idempotency_key_remembers(tmp_path: Path) -> None:
     assert done.status == 500
     assert desk.customer(key="done").status == 500
     assert len(desk.ids()) == 3
+    v2 = call("/v2/billing/meter_events", '{"event_name": "tok"}', key="v2")
+    assert fail(desk.account, v2, 500).status == 500
+    assert execute(desk.account, v2).status == 400
     desk.account.close()
 
 

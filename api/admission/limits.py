@@ -1,0 +1,159 @@
+"""A caller's limits: one Lua call takes from every bucket or from none, by Redis' own clock, in whole microseconds.
+
+Calls that arrive together share a round trip, each still decided by its own run of the script. A call that timed out is
+never repeated, because it may have taken its tokens; the caller is told to come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+from api.errors import RateLimited, Unauthorized, Unavailable, retry_after
+from schemas.ids import EPOCH
+from schemas.keys import RedisKeys
+from schemas.records import BucketCharge
+
+TIMEOUT_S = 0.25
+_COST = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """One bucket: `burst` units at once, refilled at one per `interval_us` microseconds."""
+
+    name: str
+    interval_us: int
+    burst: int
+
+    @property
+    def kind(self) -> str:
+        """What the bucket belongs to, as told to callers: "key" or "customer"."""
+        return self.name.partition(":")[0]
+
+    @property
+    def window_s(self) -> int:
+        """Seconds in which an empty bucket fills, rounded up."""
+        return -(-self.burst * self.interval_us // 1_000_000)
+
+
+def limit(name: str, *, requests_per_s: int, burst: int) -> Limit:
+    """A bucket for a rate. The interval is rounded up, so that the rate is never exceeded by rounding."""
+    return Limit(name=name, interval_us=-(-1_000_000 // requests_per_s), burst=burst)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charge:
+    """What was taken: the evidence for the log, and the headers that tell the caller what is left."""
+
+    at: datetime
+    buckets: tuple[BucketCharge, ...]
+    headers: Mapping[str, str]
+
+
+class LimiterAway(RuntimeError):
+    """Redis did not decide in time. Tokens may or may not have been taken."""
+
+
+class Script(Protocol):
+    """Runs the limiter's script."""
+
+    async def run(self, calls: Sequence[tuple[Sequence[str], Sequence[str | int]]]) -> Sequence[Any]:
+        """One answer, or one exception as a value, per call of (keys, args). Raises LimiterAway."""
+
+
+def script_call(
+    keys: RedisKeys, customer_id: str, key_id: str, limits: Sequence[Limit], *, cost: int = _COST
+) -> tuple[list[str], list[str | int]]:
+    """Keys and arguments of one run of `limits.lua`."""
+    names = [keys.bucket(customer_id, b.name) for b in limits]
+    names.append(keys.revoked_keys(customer_id))
+    args: list[str | int] = [key_id]
+    for b in limits:
+        args += (b.interval_us, b.burst, cost)
+    return names, args
+
+
+def judge(answer: Sequence[int], limits: Sequence[Limit]) -> Charge:
+    """The script's answer as a Charge. Raises RateLimited with the headers of the tightest bucket, Unauthorized."""
+    state, now_us = answer[0], answer[1]
+    if state == -1:
+        raise Unauthorized("this key was revoked", code="revoked_api_key")
+    remaining, reset_us = answer[3::2], answer[4::2]
+    if state == 0:
+        # The bucket that is furthest over is the one to wait for.
+        tightest = max(range(len(limits)), key=lambda i: reset_us[i] - limits[i].burst * limits[i].interval_us)
+        wait_s = answer[2] / 1_000_000
+        name = limits[tightest].kind
+        raise RateLimited(
+            f"the {name}'s limit of {limits[tightest].burst} requests per {limits[tightest].window_s} s is used up; "
+            f"retry in {wait_s:.3f} s",
+            headers={**_headers(limits, tightest, 0, reset_us[tightest]), **retry_after(wait_s)},
+        )
+    tightest = min(range(len(limits)), key=lambda i: remaining[i])
+    return Charge(
+        at=EPOCH + timedelta(microseconds=now_us),
+        buckets=tuple(
+            BucketCharge(bucket=b.name, interval_us=b.interval_us, burst=b.burst, cost=_COST, remaining=left)
+            for b, left in zip(limits, remaining, strict=True)
+        ),
+        headers=_headers(limits, tightest, remaining[tightest], reset_us[tightest]),
+    )
+
+
+def _headers(limits: Sequence[Limit], tightest: int, remaining: int, reset_us: int) -> dict[str, str]:
+    b = limits[tightest]
+    return {
+        "RateLimit-Policy": ", ".join(f'"{b.kind}";q={b.burst};w={b.window_s}' for b in limits),
+        "RateLimit": f'"{b.kind}";r={remaining};t={-(-reset_us // 1_000_000)}',
+        "x-ratelimit-limit-requests": str(b.burst),
+        "x-ratelimit-remaining-requests": str(remaining),
+        "x-ratelimit-reset-requests": f"{-(-reset_us // 1000)}ms",
+    }
+
+
+class Limiter:
+    """Takes tokens. Calls that wait while a round trip is on its way go together in the next one."""
+
+    def __init__(self, script: Script, keys: RedisKeys) -> None:
+        self._script = script
+        self._keys = keys
+        self._waiting: list[tuple[tuple[list[str], list[str | int]], asyncio.Future[Any]]] = []
+        self._sender: asyncio.Task[None] | None = None
+
+    async def take(self, customer_id: str, key_id: str, limits: Sequence[Limit]) -> Charge:
+        """Take one request. Raises RateLimited, Unauthorized (revoked key), Unavailable (Redis away)."""
+        decided: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.append((script_call(self._keys, customer_id, key_id, limits), decided))
+        if self._sender is None or self._sender.done():
+            self._sender = asyncio.ensure_future(self._send())
+        try:
+            answer = await decided
+        except LimiterAway as error:
+            raise Unavailable("limits cannot be checked now: Redis does not answer", code="limiter_away") from error
+        return judge(answer, limits)
+
+    async def _send(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            try:
+                answers = await self._script.run([call for call, _ in batch])
+            except LimiterAway as error:
+                # Those that still wait were never sent. They fail with the rest, or each would wait its own timeout.
+                batch, self._waiting = batch + self._waiting, []
+                answers = [error] * len(batch)
+            except BaseException as error:
+                for _, decided in batch:
+                    if not decided.done():
+                        decided.set_exception(LimiterAway(type(error).__name__))
+                raise
+            for (_, decided), answer in zip(batch, answers, strict=True):
+                if decided.done():
+                    continue  # its caller has left
+                if isinstance(answer, Exception):
+                    decided.set_exception(answer if isinstance(answer, LimiterAway) else LimiterAway(str(answer)))
+                else:
+                    decided.set_result(answer)

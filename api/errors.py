@@ -1,0 +1,160 @@
+"""Every refusal the gateway can answer with: its status, its code, its words, and how each surface writes it.
+
+Handlers raise; one middleware renders. Nothing here knows HTTP libraries, so the whole table can be read and tested.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, ClassVar
+from uuid import UUID
+
+
+class Surface(Enum):
+    """Whose error shape a path speaks."""
+
+    OIP = "oip"
+    OPENAI = "openai"
+    PROBLEM = "problem"
+
+
+def surface_of(path: str) -> Surface:
+    """The surface a path belongs to; everything that is neither protocol's speaks problem+json (RFC 9457)."""
+    if path.startswith("/v2/") or path == "/v2":
+        return Surface.OIP
+    if path in ("/v1/embeddings", "/v1/models") or path.startswith("/v1/models/"):
+        return Surface.OPENAI
+    return Surface.PROBLEM
+
+
+class ApiError(Exception):
+    """A refusal. `code` is stable and for machines, the message is for people, `param` names the field at fault."""
+
+    status: ClassVar[int] = 500
+    code: str = "internal_error"
+    #: OpenAI's coarse class of the error.
+    kind: ClassVar[str] = "server_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.headers = dict(headers or {})
+        if code is not None:
+            self.code = code
+
+
+class BadInput(ApiError):
+    """The caller sent something that can never succeed as it is."""
+
+    status = 400
+    code = "invalid_input"
+    kind = "invalid_request_error"
+
+
+class Unauthorized(ApiError):
+    """No key, or not one that may call."""
+
+    status = 401
+    code = "invalid_api_key"
+    kind = "authentication_error"
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message, code=code, headers={"WWW-Authenticate": 'Bearer realm="inferlog"'})
+
+
+class NotFound(ApiError):
+    """There is nothing by this name."""
+
+    status = 404
+    code = "not_found"
+    kind = "invalid_request_error"
+
+
+class MethodNotAllowed(ApiError):
+    """The path exists, but not for this method."""
+
+    status = 405
+    code = "method_not_allowed"
+    kind = "invalid_request_error"
+
+
+class TooLarge(ApiError):
+    """The body is larger than this gateway, or the log, takes."""
+
+    status = 413
+    code = "body_too_large"
+    kind = "invalid_request_error"
+
+
+class RateLimited(ApiError):
+    """The caller's own limit; never the system's."""
+
+    status = 429
+    code = "rate_limit_exceeded"
+    kind = "rate_limit_error"
+
+
+class Unavailable(ApiError):
+    """Something here is away or full; the same call may succeed later."""
+
+    status = 503
+    code = "unavailable"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        retry_after_s: float = 1.0,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, code=code, headers={**retry_after(retry_after_s), **(headers or {})})
+
+
+class DeadlinePassed(ApiError):
+    """The answer did not come in time; the message holds the request id."""
+
+    status = 504
+    code = "deadline_passed"
+
+
+class ModelFailed(ApiError):
+    """The model could not answer this input; not billed."""
+
+    status = 500
+    code = "model_failed"
+
+
+def retry_after(seconds: float) -> dict[str, str]:
+    """Headers that tell clients when to come back: whole seconds rounded up, and milliseconds for those that read them."""
+    return {"Retry-After": str(max(1, math.ceil(seconds))), "retry-after-ms": str(max(1, math.ceil(seconds * 1000)))}
+
+
+def body(error: ApiError, surface: Surface, request_id: UUID) -> tuple[dict[str, Any], str]:
+    """The error as the surface's own clients expect it: a JSON document and its content type."""
+    if surface is Surface.OIP:
+        return {"error": error.message}, "application/json"
+    if surface is Surface.OPENAI:
+        inner = {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}
+        return {"error": inner}, "application/json"
+    document: dict[str, Any] = {
+        "type": "about:blank",
+        "title": error.code.replace("_", " ").capitalize(),
+        "status": error.status,
+        "detail": error.message,
+        "code": error.code,
+        "request_id": str(request_id),
+    }
+    if error.param is not None:
+        document["param"] = error.param
+    return document, "application/problem+json"

@@ -1,0 +1,51 @@
+"""The agents: one per topic, each registered by a function.
+
+Faust acknowledges a batch when its body asks for the next one or fails, unless the stream is taken with `noack_take`;
+so that is the only way a stream is read here, one batch at a time, acknowledged by hand after the ledger's COMMIT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import faust
+from mode.supervisors import CrashingSupervisor
+
+from streams.dead_letters import RawRecord
+
+Deliver = Callable[[Sequence[RawRecord]], Awaitable[None]]
+
+
+def raw_topic(app: faust.App, name: str) -> Any:
+    """A topic whose keys and values stay bytes: decoding failures are then ours to set aside, not Faust's to skip."""
+    return app.topic(
+        name, key_type=bytes, value_type=bytes, key_serializer="raw", value_serializer="raw", allow_empty=True
+    )
+
+
+def raw_record(event: Any) -> RawRecord:
+    """The record behind a Faust event, as the broker gave it."""
+    m = event.message
+    return RawRecord(topic=m.topic, partition=m.partition, offset=m.offset, key=m.key, value=m.value)
+
+
+def register_usage_agent(
+    app: faust.App, topic_name: str, deliver: Deliver, *, batch_records: int, batch_wait_s: float
+) -> Any:
+    """Deliver every record of the usage topic in order, in batches of at most `batch_records`.
+
+    A batch closes `batch_wait_s` after it was looked for. When `deliver` raises, the process ends (the supervisor
+    crashes it) with the batch unacknowledged: it is read again by whoever comes next.
+    """
+
+    @app.agent(  # type: ignore[untyped-decorator]
+        raw_topic(app, topic_name), name="usage_ledger", concurrency=1, supervisor_strategy=CrashingSupervisor
+    )
+    async def usage_ledger(stream: Any) -> None:
+        async for events in stream.noack_take(batch_records, within=batch_wait_s):
+            await deliver([raw_record(event) for event in events])
+            for event in events:
+                await stream.ack(event)
+
+    return usage_ledger

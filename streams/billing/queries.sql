@@ -1,0 +1,106 @@
+-- name: take_sender_lock
+SELECT pg_try_advisory_lock($1)
+
+-- name: owed
+-- Hours up to $1 whose ledger total is not what Stripe was told; one row each.
+WITH ledger AS (
+    SELECT customer_id, meter, hour, sum(quantity)::bigint AS total_units
+    FROM usage_hourly WHERE hour <= $1
+    GROUP BY customer_id, meter, hour
+), told AS (
+    SELECT customer_id, meter, hour, sum(delta_units) FILTER (WHERE state NOT IN ('rejected', 'lost')) AS units
+    FROM stripe_reports
+    GROUP BY customer_id, meter, hour
+)
+SELECT l.customer_id, l.meter, l.hour, l.total_units, c.customer_id IS NOT NULL AS is_known
+FROM ledger l
+LEFT JOIN told t USING (customer_id, meter, hour)
+LEFT JOIN customers c USING (customer_id)
+LEFT JOIN stripe_quarantine q USING (customer_id)
+WHERE l.total_units <> coalesce(t.units, 0) AND q.customer_id IS NULL
+
+-- name: reports_of
+SELECT r.customer_id, r.meter, r.hour, r.rev, r.total_units, r.delta_units, r.state
+FROM stripe_reports r
+JOIN unnest($1::text[], $2::text[], $3::timestamptz[]) AS wanted (customer_id, meter, hour)
+    USING (customer_id, meter, hour)
+
+-- name: insert_intent
+INSERT INTO stripe_reports (customer_id, meter, hour, rev, total_units, delta_units, identifier, state)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+
+-- name: open_intents
+SELECT r.customer_id, r.meter, r.hour, r.rev, r.total_units, r.delta_units, r.identifier, r.state, r.first_sent_at,
+       c.name, c.stripe_customer_id,
+       (SELECT coalesce(sum(p.delta_units), 0)::bigint FROM stripe_reports p
+        WHERE p.customer_id = r.customer_id AND p.meter = r.meter AND p.hour = r.hour
+          AND p.state IN ('delivered', 'confirmed')) AS prior_units
+FROM stripe_reports r
+JOIN customers c USING (customer_id)
+LEFT JOIN stripe_quarantine q USING (customer_id)
+WHERE r.state IN ('planned', 'sending') AND q.customer_id IS NULL
+ORDER BY r.customer_id, r.meter, r.hour
+
+-- name: begin_send
+UPDATE stripe_reports SET state = 'sending', first_sent_at = coalesce(first_sent_at, $2)
+WHERE identifier = $1 AND state IN ('planned', 'sending')
+RETURNING first_sent_at
+
+-- name: end_send
+UPDATE stripe_reports
+SET state = $2, last_error = $3, delivered_at = CASE WHEN $2 IN ('delivered', 'confirmed') THEN $4::timestamptz END
+WHERE identifier = $1 AND state IN ('planned', 'sending')
+
+-- name: note_error
+UPDATE stripe_reports SET last_error = $2 WHERE identifier = $1 AND state IN ('planned', 'sending')
+
+-- name: unconfirmed
+-- Hours with deliveries that the sums have not yet proved, and none in doubt. Whole customer-meters, and only those
+-- whose oldest such delivery is from before $1: a read at Stripe costs the same for one hour and for a hundred.
+WITH hours AS (
+    SELECT customer_id, meter, hour, sum(delta_units) FILTER (WHERE state IN ('delivered', 'confirmed'))::bigint AS told_units,
+           max(delivered_at) FILTER (WHERE state = 'delivered') AS delivered_at,
+           min(delivered_at) FILTER (WHERE state = 'delivered') AS oldest_at
+    FROM stripe_reports r
+    WHERE (customer_id, meter, hour) IN (SELECT customer_id, meter, hour FROM stripe_reports WHERE state = 'delivered')
+    GROUP BY customer_id, meter, hour
+    HAVING count(*) FILTER (WHERE state IN ('planned', 'sending')) = 0
+), due AS (
+    SELECT customer_id, meter FROM hours GROUP BY customer_id, meter HAVING min(oldest_at) <= $1
+)
+SELECT h.customer_id, h.meter, h.hour, h.told_units, h.delivered_at, c.stripe_customer_id
+FROM hours h
+JOIN due USING (customer_id, meter)
+JOIN customers c USING (customer_id)
+LEFT JOIN stripe_quarantine q USING (customer_id)
+WHERE q.customer_id IS NULL AND c.stripe_customer_id IS NOT NULL
+ORDER BY h.customer_id, h.meter, h.hour
+
+-- name: confirm
+UPDATE stripe_reports SET state = 'confirmed', last_error = NULL
+WHERE state = 'delivered' AND customer_id = $1 AND meter = $2 AND hour = ANY($3::timestamptz[])
+
+-- name: set_stripe_customer
+UPDATE customers SET stripe_customer_id = $2 WHERE customer_id = $1 AND stripe_customer_id IS NULL
+
+-- name: quarantine
+INSERT INTO stripe_quarantine (customer_id, reason) VALUES ($1, $2) ON CONFLICT DO NOTHING
+
+-- name: quarantined
+SELECT customer_id, reason FROM stripe_quarantine ORDER BY customer_id
+
+-- name: ledger_hours
+-- Every hour's ledger total, and whether Stripe should know it by now: reported, or up to $1.
+SELECT u.customer_id, u.meter, u.hour, sum(u.quantity)::bigint AS total_units,
+       u.hour <= $1 OR EXISTS (
+           SELECT 1 FROM stripe_reports r
+           WHERE r.customer_id = u.customer_id AND r.meter = u.meter AND r.hour = u.hour
+       ) AS is_due
+FROM usage_hourly u
+GROUP BY u.customer_id, u.meter, u.hour
+
+-- name: stripe_customers
+SELECT customer_id, stripe_customer_id FROM customers WHERE stripe_customer_id IS NOT NULL
+
+-- name: earliest_report
+SELECT min(hour) FROM stripe_reports

@@ -1,0 +1,43 @@
+-- name: insert_processed
+INSERT INTO processed_requests (request_id, occurred_at)
+SELECT request_id, occurred_at FROM unnest($1::uuid[], $2::timestamptz[]) AS new (request_id, occurred_at)
+ON CONFLICT (request_id) DO NOTHING
+RETURNING request_id
+
+-- name: add_usage
+INSERT INTO usage_hourly AS u (customer_id, hour, model, version, price_id, meter, quantity)
+SELECT customer_id, hour, model, version, price_id, meter, quantity
+FROM unnest($1::text[], $2::timestamptz[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[])
+    AS new (customer_id, hour, model, version, price_id, meter, quantity)
+ON CONFLICT (customer_id, hour, model, version, price_id, meter)
+DO UPDATE SET quantity = u.quantity + excluded.quantity, updated_at = now()
+
+-- name: set_aside
+INSERT INTO dead_letters (topic, partition, "offset", key, value, reason)
+SELECT topic, partition, "offset", key, value, reason
+FROM unnest($1::text[], $2::integer[], $3::bigint[], $4::bytea[], $5::bytea[], $6::text[])
+    AS new (topic, partition, "offset", key, value, reason)
+ON CONFLICT (topic, partition, "offset") DO NOTHING
+
+-- name: advance
+INSERT INTO consumer_offsets AS c (consumer_group, topic, partition, next_offset)
+SELECT $1, topic, partition, next_offset
+FROM unnest($2::text[], $3::integer[], $4::bigint[]) AS new (topic, partition, next_offset)
+ON CONFLICT (consumer_group, topic, partition)
+DO UPDATE SET next_offset = excluded.next_offset, updated_at = now()
+WHERE c.next_offset < excluded.next_offset
+
+-- name: positions
+SELECT partition, next_offset FROM consumer_offsets WHERE consumer_group = $1 AND topic = $2
+
+-- name: usage
+SELECT u.customer_id, coalesce(max(c.name), '') AS customer, date_trunc($1, u.hour, 'UTC') AS since,
+       u.model, u.meter, sum(u.quantity) AS quantity
+FROM usage_hourly u LEFT JOIN customers c USING (customer_id)
+WHERE ($2::text IS NULL OR u.customer_id = $2 OR c.name = $2)
+  AND ($3::timestamptz IS NULL OR u.hour >= $3)
+  AND ($4::timestamptz IS NULL OR u.hour < $4)
+  AND ($5::text IS NULL OR u.model = $5)
+  AND ($6::text IS NULL OR u.meter = $6)
+GROUP BY u.customer_id, 3, u.model, u.meter
+ORDER BY since, u.customer_id, u.model, u.meter
