@@ -5,6 +5,7 @@ A new architecture is a class and one line in the table; a version built for it 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 
 import torch
@@ -20,7 +21,7 @@ class MultiLayerPerceptron(nn.Module):
         super().__init__()
         widths = [inputs, *[hidden] * layers]
         stack: list[nn.Module] = []
-        for narrow, wide in zip(widths, widths[1:]):
+        for narrow, wide in itertools.pairwise(widths):
             stack += [nn.Linear(narrow, wide), nn.ReLU()]
         self.stack = nn.Sequential(*stack, nn.Linear(widths[-1], outputs))
 
@@ -36,7 +37,10 @@ _ARCHITECTURES: dict[str, tuple[Callable[..., nn.Module], frozenset[str]]] = {
 
 
 def build(architecture: str, args: Mapping[str, int]) -> nn.Module:
-    """The module that `architecture` names, with arbitrary weights. Raises ModelError for a name or args unknown here."""
+    """The module that `architecture` names, with arbitrary weights.
+
+    Raises ModelError for a name or arguments unknown here.
+    """
     if architecture not in _ARCHITECTURES:
         raise ModelError(f"architecture '{architecture}' is not known here, expected one of {sorted(_ARCHITECTURES)}")
     construct, expected = _ARCHITECTURES[architecture]

@@ -1,8 +1,8 @@
 """Whose fault a failure is, because that decides what happens next.
 
-    one request's inputs -> ItemError     that request fails, its neighbours in the batch do not
-    the version's files  -> ModelError    every request for the version fails, other versions go on
-    this machine         -> MachineError  the work waits or moves to another worker; nobody is told it failed
+one request's inputs -> ItemError     that request fails, its neighbours in the batch do not
+the version's files  -> ModelError    every request for the version fails, other versions go on
+this machine         -> MachineError  the work waits or moves to another worker; nobody is told it failed
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from gpu_worker.errors import ItemError, ModelError
 # The tokenizer's own threads would take cores that the settings give to nobody; it must be said before its import.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from tokenizers import Tokenizer  # noqa: E402
+from tokenizers import Tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -32,7 +32,7 @@ class Tokeniser:
     def __init__(self, path: Path, *, max_length: int) -> None:
         try:
             self._tokenizer: Any = Tokenizer.from_file(str(path))
-        except Exception as error:  # noqa: BLE001  the library raises bare Exception
+        except Exception as error:
             raise ModelError(f"{path.name}: {error}") from error
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(max_length=max_length)
@@ -49,7 +49,9 @@ def decode_texts(name: str, elements: Sequence[bytes]) -> list[str]:
         try:
             texts.append(element.decode())
         except UnicodeDecodeError as error:
-            raise ItemError(f"input '{name}': element {i} is not UTF-8 ({error.reason} at byte {error.start})") from None
+            raise ItemError(
+                f"input '{name}': element {i} is not UTF-8 ({error.reason} at byte {error.start})"
+            ) from None
     return texts
 
 

@@ -87,6 +87,25 @@ class Producer:
             raise BusUnavailable(f"{topic}: {type(error).__name__}: {error}") from error
         return future
 
+    async def enqueue_all(
+        self, records: Sequence[tuple[str, bytes, bytes]], *, timeout_s: float
+    ) -> list[asyncio.Future[Any]]:
+        """Hand many records (topic, key, value) to the sender; the futures of their acknowledgements, in order.
+
+        One deadline for all of them, because a timer and a task per record would cost more than the record. Raises
+        BusUnavailable, RecordTooLarge; then some of the records may be on their way.
+        """
+
+        async def hand_over() -> list[asyncio.Future[Any]]:
+            return [await self._client.send(topic, value, key=key) for topic, key, value in records]
+
+        try:
+            return await asyncio.wait_for(hand_over(), timeout_s)
+        except MessageSizeTooLargeError as error:
+            raise RecordTooLarge(str(error)) from error
+        except (KafkaError, asyncio.TimeoutError) as error:
+            raise BusUnavailable(f"{type(error).__name__}: {error}") from error
+
     async def send(
         self,
         topic: str,
@@ -119,10 +138,11 @@ class Producer:
         An idempotent producer otherwise retries for ever, and would deliver records long after their senders were
         told that they failed. Records already handed to the network may still arrive.
         """
-        await self._client.client.close()
-        with suppress(KafkaError):
-            await self._client._sender.close()
         self._client._closed = True
+        self._client._message_accumulator.fail_all(KafkaError("given up by the sender"))
+        with suppress(KafkaError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._client._sender.close(), 1.0)
+        await self._client.client.close()
 
     async def acknowledged(self, futures: Sequence[asyncio.Future[Any]], *, timeout_s: float) -> None:
         """Wait until every one of these records is acknowledged. Raises BusUnavailable, RecordTooLarge."""
@@ -170,9 +190,11 @@ async def open_producer(
     )
     try:
         await client.start()
-    except KafkaError as error:
-        await client.stop()
-        raise BusUnavailable(f"{settings.bootstrap}: {type(error).__name__}: {error}") from error
+    except BaseException as error:
+        await client.stop()  # also when the caller's deadline cancelled the start
+        if isinstance(error, KafkaError):
+            raise BusUnavailable(f"{settings.bootstrap}: {type(error).__name__}: {error}") from error
+        raise
     try:
         yield Producer(client)
     finally:
@@ -266,6 +288,17 @@ class Admin:
                 if actual != declared:
                     drifts.append(Drift(topic=t.name, setting=setting, declared=declared, found=actual))
         return drifts
+
+    async def partition_counts(self) -> dict[str, int]:
+        """Number of partitions of every topic on the broker, by name."""
+        return {t["topic"]: len(t["partitions"]) for t in await self._client.describe_topics()}
+
+    async def partitions(self, topics: Sequence[str]) -> dict[str, int]:
+        """Number of partitions of each of these topics that exists."""
+        if not topics:
+            return {}
+        found = await self._client.describe_topics(list(topics))
+        return {t["topic"]: len(t["partitions"]) for t in found if not t["error_code"]}
 
     async def committed(self, group: str) -> dict[TopicPartition, int]:
         """Next offset per partition that a group has committed; empty for an unknown group."""

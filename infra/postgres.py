@@ -40,7 +40,7 @@ _DATA_CLASSES = ("22", "23")
 
 
 class DatabaseUnavailable(RuntimeError):
-    """Postgres did not answer in time, or refused for a reason that passes."""
+    """Postgres did not answer in time, or refused for a reason that an operator can mend."""
 
 
 @asynccontextmanager
@@ -119,11 +119,15 @@ def queries(package: str) -> dict[str, str]:
 
 
 async def fetch_within(pool: Pool, timeout_s: float, statement: str, *args: Any) -> list[Record]:
-    """Rows of a read that is over after `timeout_s`, waiting for a connection included. Raises DatabaseUnavailable."""
+    """Rows of a read that is over after `timeout_s`, waiting for a connection included.
+
+    Raises DatabaseUnavailable, also when the server refuses (tables not there yet, wrong password): a reader can do
+    nothing about either, and the words say which.
+    """
     try:
         rows: list[Record] = await asyncio.wait_for(pool.fetch(statement, *args), timeout_s)
     except Exception as error:
-        if is_outage(error):
+        if is_outage(error) or (isinstance(error, asyncpg.PostgresError) and not is_data_error(error)):
             raise DatabaseUnavailable(f"{type(error).__name__}: {error}") from error
         raise
     return rows

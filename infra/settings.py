@@ -117,7 +117,11 @@ class WorkerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamsSettings:
-    """The ledger's stream processor. `give_up_s`: how long a batch waits for Postgres before the process exits."""
+    """The ledger's stream processor. `give_up_s`: how long a batch waits for Postgres before the process exits.
+
+    `stall_s`: how long unread records may wait without progress before it exits. `rewind`: on start, move the group
+    back to the ledger's position when that is behind (a restored database), instead of refusing.
+    """
 
     kafka: KafkaSettings
     postgres: PostgresSettings
@@ -126,6 +130,7 @@ class StreamsSettings:
     batch_wait_s: float
     give_up_s: float
     stall_s: float
+    rewind: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +255,7 @@ def streams_settings(env: Mapping[str, str] | None = None) -> StreamsSettings:
         # Below Faust's broker_max_poll_interval (1000 s): past it the consumer leaves its group for good.
         give_up_s=r.number("INFERLOG_LEDGER_GIVE_UP_S", 600, low=1, high=900),
         stall_s=r.number("INFERLOG_LEDGER_STALL_S", 120, low=5, high=3600),
+        rewind=r.choice("INFERLOG_LEDGER_REWIND", "[01]", "0", "0 or 1") == "1",
     )
     r.finish()
     return settings

@@ -39,9 +39,7 @@ def register_usage_agent(
     crashes it) with the batch unacknowledged: it is read again by whoever comes next.
     """
 
-    @app.agent(  # type: ignore[untyped-decorator]
-        raw_topic(app, topic_name), name="usage_ledger", concurrency=1, supervisor_strategy=CrashingSupervisor
-    )
+    @app.agent(raw_topic(app, topic_name), name="usage_ledger", concurrency=1, supervisor_strategy=CrashingSupervisor)
     async def usage_ledger(stream: Any) -> None:
         async for events in stream.noack_take(batch_records, within=batch_wait_s):
             await deliver([raw_record(event) for event in events])

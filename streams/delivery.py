@@ -152,9 +152,7 @@ class Delivery:
             s = letter.source
             log.error("set aside: %s partition %d offset %d: %s", s.topic, s.partition, s.offset, letter.reason)
 
-    async def _settle(
-        self, transaction: Transaction, usages: list[LocatedUsage]
-    ) -> tuple[int, list[DeadLetterRow]]:
+    async def _settle(self, transaction: Transaction, usages: list[LocatedUsage]) -> tuple[int, list[DeadLetterRow]]:
         """Count these records; when Postgres refuses the data, halve until the records to blame stand alone."""
         try:
             return await transaction.count(usages), []

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from api.errors import RateLimited, Unauthorized, Unavailable, retry_after
+from infra.redis import Redis, RedisError, lua
 from schemas.ids import EPOCH
 from schemas.keys import RedisKeys
 from schemas.records import BucketCharge
@@ -63,6 +64,21 @@ class Script(Protocol):
 
     async def run(self, calls: Sequence[tuple[Sequence[str], Sequence[str | int]]]) -> Sequence[Any]:
         """One answer, or one exception as a value, per call of (keys, args). Raises LimiterAway."""
+
+
+class RedisScript:
+    """Runs `limits.lua` on a Redis server; a round trip is over after `TIMEOUT_S`, connecting included."""
+
+    def __init__(self, client: Redis) -> None:
+        self._client = client
+        self._lua = lua("api.admission", "limits")
+
+    async def run(self, calls: Sequence[tuple[Sequence[str], Sequence[str | int]]]) -> Sequence[Any]:
+        """See Script."""
+        try:
+            return await asyncio.wait_for(self._lua.each(self._client, calls), TIMEOUT_S)
+        except (RedisError, OSError, asyncio.TimeoutError) as error:
+            raise LimiterAway(f"{type(error).__name__}: {error}") from error
 
 
 def script_call(
@@ -144,7 +160,7 @@ class Limiter:
             except LimiterAway as error:
                 # Those that still wait were never sent. They fail with the rest, or each would wait its own timeout.
                 batch, self._waiting = batch + self._waiting, []
-                answers = [error] * len(batch)
+                answers = [LimiterAway(str(error)) for _ in batch]
             except BaseException as error:
                 for _, decided in batch:
                     if not decided.done():

@@ -11,6 +11,7 @@ from infra.local.part import Command, Part, Say
 
 _PORTS = ("kafka", "kafka_controller")
 
+# A broker that was killed may register again only once its session is over, hence the short session.
 _PROPERTIES = """\
 process.roles=broker,controller
 node.id=1
@@ -22,6 +23,8 @@ inter.broker.listener.name=PLAINTEXT
 listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
 log.dirs={logs}
 auto.create.topics.enable=false
+broker.heartbeat.interval.ms=1000
+broker.session.timeout.ms=4000
 group.initial.rebalance.delay.ms=0
 num.network.threads=1
 num.io.threads=2
@@ -34,8 +37,19 @@ transaction.state.log.replication.factor=1
 """
 
 # The C1 compiler alone warms up at once and spends well over a third less CPU on a broker that is mostly idle.
-_JVM = ("-Xms256m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
-_LOGGING = ("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showDateTime=true")
+_JVM = (
+    "-Xms256m",
+    "-Xmx512m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:-UsePerfData",
+    "--sun-misc-unsafe-memory-access=allow",  # or it warns on every start, into the log that people read
+)
+_LOGGING = (
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSSXXX",
+)
 
 # One process group for both steps: whoever stops the group stops a half-done format too, and a format that was
 # cut short is done again because meta.properties is the last thing it writes.

@@ -21,7 +21,7 @@ from infra.local.part import Account, Command, PartError
 HOME_MARK = "INFERLOG_HOME"
 PART_MARK = "INFERLOG_PART"
 
-_POLL_S = 0.02
+_POLL_S = 0.01
 _LOG_LIMIT_BYTES = 8_000_000
 
 # The process writes its own pid file before it becomes the program. Its standard input is the stack's lock: the

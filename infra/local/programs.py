@@ -49,11 +49,9 @@ def worker(home: Path, addresses: Addresses) -> Part:
 
 
 def streams(home: Path, addresses: Addresses) -> Part:
-    """Describe the Faust worker, started by Faust's own command line."""
-    data = home / "data" / "faust"
+    """Describe the Faust worker, started by Faust's own command line; `streams.app` says where its web port is."""
     faust = str(Path(sys.executable).parent / "faust")
-    options = ("--without-web", "--datadir", str(data))
-    command = Command(argv=(faust, *options, "-A", "streams.app", "worker", "-l", "info"), cwd=_ROOT)
+    command = Command(argv=(faust, "-A", "streams.app", "worker", "-l", "info"), cwd=_ROOT)
     return _service("streams", "streams", addresses, command, 60.0)
 
 

@@ -88,7 +88,7 @@ class Stack:
             self._home.want([])
             if wipe:
                 postgres.wipe(self.home)
-                for folder in ("data", "logs", "weights"):
+                for folder in ("data", "logs", "weights", "streams"):
                     shutil.rmtree(self.home / folder, ignore_errors=True)
                 progress("removed data and logs")
             return killed
@@ -124,12 +124,17 @@ class Stack:
 
     def _bring_up(self, parts: Sequence[Part], addresses: Addresses, lock: int, progress: Say) -> None:
         failures: dict[str, str] = {}
+        turn = threading.Lock()
+
+        def tell(line: str) -> None:
+            with turn:  # whole lines only: the parts report from threads
+                progress(line)
 
         def bring_up(part: Part) -> None:
-            say = _prefixed(part.name, progress)
+            say = _prefixed(part.name, tell)
             try:
                 self._ensure(part, addresses, lock, say)
-            except PartError as error:
+            except (PartError, OSError) as error:
                 failures[part.name] = str(error)
                 say("failed")
 
@@ -178,7 +183,7 @@ class Stack:
         try:
             wait_until_ready(part, running, self._home, deadline=deadline, given_up=self._given_up)
         except PartError as error:
-            return str(error).splitlines()[0]
+            return f"it does not work ({str(error).splitlines()[0]})"
         say(f"runs already (pid {running.pid})")
         return ""
 

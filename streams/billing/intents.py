@@ -51,7 +51,7 @@ class HourKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """An intent as the table knows it: `delta_units` on top of what was said before brings the hour to `total_units`."""
+    """An intent as the table knows it: `delta_units` on top of what was said before makes the hour `total_units`."""
 
     key: HourKey
     rev: int
@@ -62,7 +62,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intent:
-    """A new row: `identifier` is a function of environment, key and rev; `state` is PLANNED, or CARRIED when too old."""
+    """A new row; `identifier` is a function of environment, key and rev, `state` PLANNED, or CARRIED when too old."""
 
     key: HourKey
     rev: int
@@ -100,9 +100,9 @@ def plan(
         latest = max(history, key=lambda report: report.rev, default=None)
         if any(report.state in OPEN for report in history):
             continue
-        if latest is not None and latest.state is State.REJECTED:
-            if latest.total_units == total and not retry_rejected:
-                continue
+        was_refused = latest is not None and latest.state is State.REJECTED and latest.total_units == total
+        if was_refused and not retry_rejected:
+            continue
         delta = total - sum(report.delta_units for report in history if report.state in SETTLED)
         if delta == 0:
             continue

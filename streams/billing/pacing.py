@@ -39,5 +39,5 @@ class Backoff:
 
     def pause_s(self, failures: int, *, at_least_s: float = 0.0, chance: Callable[[], float] = random.random) -> float:
         """The pause after the `failures`-th failure in a row (from 1); never below what the server asked for."""
-        ceiling_s = min(self.longest_s, self.first_s * 2 ** min(failures - 1, 30))
+        ceiling_s = min(self.longest_s, self.first_s * 2.0 ** min(failures - 1, 30))
         return max(at_least_s, ceiling_s * (1 - chance() / 2))

@@ -68,7 +68,7 @@ Answer = Delivered | Duplicate | Retryable | Rejected | CustomerGone
 Failure = Retryable | Rejected | CustomerGone
 
 
-class CallFailed(Exception):  # noqa: N818 (it is the answer that names the fault)
+class CallFailed(Exception):
     """A call other than sending an event failed; `answer` says how."""
 
     def __init__(self, answer: Failure | Duplicate) -> None:
@@ -76,7 +76,7 @@ class CallFailed(Exception):  # noqa: N818 (it is the answer that names the faul
         self.answer = answer
 
 
-class StripeUnusable(Exception):  # noqa: N818
+class StripeUnusable(Exception):
     """Nothing can be reported until a person acts: a wrong key, a missing permission, a meter that does not sum."""
 
 
@@ -164,7 +164,7 @@ class StripeGateway:
                 )
             )
             for customer in page.data:
-                metadata = dict(customer.metadata or {})
+                metadata: dict[str, str] = customer.metadata.to_dict() if customer.metadata else {}
                 if metadata.get(_ENVIRONMENT) == environment and _CUSTOMER_ID in metadata:
                     # Newest first: should there ever be two, the older one wins, in every run.
                     found[metadata[_CUSTOMER_ID]] = customer.id
@@ -252,7 +252,7 @@ async def open_gateway(settings: StripeSettings, *, pace: Pace) -> AsyncIterator
     try:
         yield StripeGateway(client, pace=pace)
     finally:
-        await http.close_async()
+        await http.close_async()  # type: ignore[no-untyped-call]
 
 
 def _meter(meter: stripe.billing.Meter) -> Meter:

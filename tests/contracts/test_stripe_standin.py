@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,8 @@ async def arrival(standin: Desk) -> None:
     async def inside() -> bool:
         return bool((await standin.control("state", method="GET"))["held"])
 
-    await eventually(inside, timeout_s=10, what="the held call inside the stand-in")
+    held: Callable[[], bool | Awaitable[bool]] = inside
+    await eventually(held, timeout_s=10, what="the held call inside the stand-in")
 
 
 async def test_a_control_order_that_does_not_fit_is_refused(standin: Desk) -> None:

@@ -151,6 +151,26 @@ def test_the_limits_themselves_are_allowed(more: dict[str, Any]) -> None:
     assert desk.books.outcomes() == ["counted"]
 
 
+@pytest.mark.parametrize(
+    ("timestamp", "timestamp_s"),
+    [
+        ("2027-01-15T08:00:00Z", 1_800_000_000),
+        ("2027-01-15T08:00:00.9Z", 1_800_000_000),
+        ("2027-01-15T10:00:00.000+02:00", 1_800_000_000),
+        ("2027-01-15T08:00:00", None),
+        ("1800000000", None),
+        (1_800_000_000, None),
+    ],
+)
+def test_v2_times_are_rfc_3339_with_a_zone(timestamp: object, timestamp_s: int | None) -> None:
+    params = {"event_name": "tokens", "payload": {"stripe_customer_id": "c", "value": "1"}, "timestamp": timestamp}
+    if timestamp_s is None:
+        with pytest.raises(Refusal, match="timestamp"):
+            event_draft(params, now_s=NOW_S, v2=True)
+    else:
+        assert event_draft(params, now_s=NOW_S, v2=True).timestamp_s == timestamp_s
+
+
 def test_an_unknown_or_deleted_customer_is_accepted_and_found_out_later() -> None:
     desk = Desk()
     desk.send(1, customer="cus_nobody", lag_s=30)

@@ -1,0 +1,159 @@
+"""Wires one gateway process: one resource per context, one place where everything meets.
+
+It starts whether or not Kafka, Redis and Postgres are there, says in `/readyz` what is missing, and heals by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from aiohttp import web
+
+from api.admission.deadlines import Queues
+from api.admission.gate import Gate
+from api.admission.keys import Keys
+from api.admission.limits import TIMEOUT_S, Limiter, RedisScript
+from api.admission.registry import PostgresKeys, PostgresRegistry
+from api.admission.versions import Versions
+from api.inference import Inference
+from api.middleware import envelope
+from api.request_log import ACK_WITHIN_S, RequestLog
+from api.results import RedisCache, Results
+from api.routes import ROUTES
+from api.services import GATE, HEALTH, INFERENCE, LEDGER, QUEUES
+from api.surfaces.health import Health
+from infra.kafka import open_producer
+from infra.lag import open_lag_reader
+from infra.postgres import Pool, open_pool
+from infra.redis import Redis, open_redis
+from infra.settings import ApiSettings
+from schemas.keys import RedisKeys
+
+logger = logging.getLogger(__name__)
+
+SETTINGS = web.AppKey("settings", ApiSettings)
+REGISTRY = web.AppKey("registry", Pool)
+LIMITER_REDIS = web.AppKey("limiter_redis", Redis)
+RESULTS_REDIS = web.AppKey("results_redis", Redis)
+RESULTS = web.AppKey("results", Results)
+
+_DRAIN_WITHIN_S = 2.0
+_CLOSE_WITHIN_S = 1.0
+_RESTART_PAUSE_S = 1.0
+
+
+def create_app(settings: ApiSettings) -> web.Application:
+    """The application of one process; nothing is connected before it is started."""
+    app = web.Application(middlewares=[envelope], client_max_size=settings.max_body_bytes)
+    app[SETTINGS] = settings
+    app.add_routes(ROUTES)
+    app.cleanup_ctx.extend([_registry, _ledger, _limiter_redis, _results_redis, _services])
+    app.on_shutdown.append(_drain)
+    return app
+
+
+async def _registry(app: web.Application) -> AsyncIterator[None]:
+    async with open_pool(app[SETTINGS].postgres, connect_timeout_s=1.0, command_timeout_s=2.0) as pool:
+        app[REGISTRY] = pool
+        yield
+
+
+async def _ledger(app: web.Application) -> AsyncIterator[None]:
+    # Its own small pool: customers who read their usage cannot hold up the look-up of keys.
+    async with open_pool(app[SETTINGS].postgres, max_size=2, connect_timeout_s=1.0, command_timeout_s=2.0) as pool:
+        app[LEDGER] = pool
+        yield
+
+
+async def _limiter_redis(app: web.Application) -> AsyncIterator[None]:
+    async with open_redis(app[SETTINGS].redis, timeout_s=TIMEOUT_S, max_connections=4) as client:
+        app[LIMITER_REDIS] = client
+        yield
+
+
+async def _results_redis(app: web.Application) -> AsyncIterator[None]:
+    async with open_redis(app[SETTINGS].redis, timeout_s=1.0, max_connections=8) as client:
+        app[RESULTS_REDIS] = client
+        yield
+
+
+async def _services(app: web.Application) -> AsyncIterator[None]:
+    settings = app[SETTINGS]
+    redis_keys = RedisKeys(namespace=settings.redis.namespace)
+    versions = Versions(PostgresRegistry(app[REGISTRY]))
+    queues = Queues(namespace=settings.kafka.namespace, max_queued=settings.max_queued)
+    results = Results(RedisCache(app[RESULTS_REDIS]), redis_keys, instance=settings.instance)
+    request_log = RequestLog(
+        lambda: open_producer(settings.kafka, request_timeout_ms=round(ACK_WITHIN_S * 1000)),
+        namespace=settings.kafka.namespace,
+    )
+    gate = Gate(
+        keys=Keys(PostgresKeys(app[REGISTRY]), environment=settings.environment),
+        versions=versions,
+        queues=queues,
+        limiter=Limiter(RedisScript(app[LIMITER_REDIS]), redis_keys),
+        waiting=lambda: results.waiting,
+        max_in_flight=settings.max_in_flight,
+    )
+    app[GATE], app[QUEUES], app[RESULTS] = gate, queues, results
+    app[INFERENCE] = Inference(
+        gate=gate, request_log=request_log, results=results, instance=settings.instance, deadline_s=settings.deadline_s
+    )
+    app[HEALTH] = Health(
+        {
+            "kafka": lambda: request_log.trouble() or queues.trouble(),
+            "redis": results.trouble,
+            "postgres": versions.trouble,
+        }
+    )
+    loops = [
+        _forever(versions.run),
+        _forever(lambda: queues.run(lambda: open_lag_reader(settings.kafka), versions.pools)),
+        _forever(request_log.run),
+        _forever(results.listen),
+        _forever(results.sweep),
+    ]
+    tasks = [asyncio.ensure_future(loop) for loop in loops]
+    yield
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks, timeout=_CLOSE_WITHIN_S)
+
+
+async def _forever(loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Keep a background loop going. It handles what it foresees; anything else is logged and it starts again."""
+    while True:
+        try:
+            await loop()
+        except Exception:
+            logger.exception("a background loop failed and starts again")
+        await asyncio.sleep(_RESTART_PAUSE_S)
+
+
+async def _drain(app: web.Application) -> None:
+    await app[RESULTS].drain(within_s=_DRAIN_WITHIN_S)
+
+
+async def serve(settings: ApiSettings) -> None:
+    """Run until SIGTERM or SIGINT: then take no new calls, answer those that wait, and close within 5 s."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with suppress(NotImplementedError):
+            loop.add_signal_handler(number, stop.set)
+    runner = web.AppRunner(create_app(settings), access_log=None, shutdown_timeout=_CLOSE_WITHIN_S)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, settings.host, settings.port, backlog=1024)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        logger.info("listening", extra={"fields": {"url": f"http://{host}:{port}", "instance": settings.instance}})
+        await stop.wait()
+    finally:
+        await runner.cleanup()
+    logger.info("stopped")

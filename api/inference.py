@@ -1,0 +1,119 @@
+"""The use case: admit a call, put it on the log, wait for its result.
+
+The surfaces decode and encode around it; nothing here knows HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from uuid import UUID
+
+from api.admission.gate import Admission, Ask, Gate
+from api.errors import ApiError, BadInput, DeadlinePassed, ModelFailed, Unavailable
+from api.request_log import RequestLog
+from api.results import Results
+from schemas.ids import requested_id
+from schemas.records import InferenceFinished, InferenceRequested, Outcome
+
+#: A result that was on its way when the deadline passed still counts this long after it.
+GRACE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A succeeded request: what was admitted and what came of it."""
+
+    admission: Admission
+    finished: InferenceFinished
+
+
+class Inference:
+    """Runs calls. `deadline_s` bounds each from admission to answer; `instance` names this process to workers."""
+
+    def __init__(
+        self,
+        *,
+        gate: Gate,
+        request_log: RequestLog,
+        results: Results,
+        instance: str,
+        deadline_s: float,
+        now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
+    ) -> None:
+        self._gate = gate
+        self._log = request_log
+        self._results = results
+        self._instance = instance
+        self._deadline_s = deadline_s
+        self._now = now
+
+    async def run(self, ask: Ask, request_id: UUID, traceparent: str | None) -> Answer:
+        """Raises the ApiError that ended the call."""
+        # Write order; each line says what dying, or failing, right after it costs.
+        # 1 tokens taken in Redis     one request's worth of the caller's rate is lost; nothing was accepted
+        # 2 request on the log, acked accepted: it runs, is billed if it succeeds, and its result can be read by its id.
+        #                             When only the acknowledgement is missing the caller is told 503 with the id, and
+        #                             the request may still run.
+        # 3 result read               nothing: the answer is lost with the connection, the result stays
+        admission = await self._gate.admit(ask)
+        record = self._record(admission, request_id, traceparent)
+        waiter = self._results.expect(request_id, admission.caller.customer_id)
+        try:
+            deployment = admission.deployment
+            await self._log.publish(record, pool=deployment.pool, spread=deployment.spread)
+            left_s = (record.deadline_at - self._now()).total_seconds()
+            finished = await self._results.wait(waiter, within_s=max(0.0, left_s) + GRACE_S)
+        except ApiError as error:
+            error.headers = {**admission.charge.headers, **error.headers}
+            raise
+        finally:
+            self._results.forget(waiter)
+        if finished.outcome is not Outcome.SUCCEEDED:
+            raise failure(finished)
+        return Answer(admission=admission, finished=finished)
+
+    def _record(self, admission: Admission, request_id: UUID, traceparent: str | None) -> InferenceRequested:
+        now = self._now()
+        inputs, deployment, caller = admission.inputs, admission.deployment, admission.caller
+        deadline_s = self._deadline_s if inputs.timeout_s is None else min(self._deadline_s, inputs.timeout_s)
+        return InferenceRequested(
+            event_id=requested_id(request_id),
+            occurred_at=now,
+            request_id=request_id,
+            customer_id=caller.customer_id,
+            key_id=caller.key_id,
+            model=deployment.model,
+            version=deployment.version,
+            artifact_uri=deployment.artifact_uri,
+            price_id=deployment.price_id,
+            task=deployment.task,
+            inputs=inputs.tensors,
+            item_count=inputs.item_count,
+            deadline_at=now + timedelta(seconds=deadline_s),
+            reply_to=self._instance,
+            traceparent=traceparent,
+            limiter_time=admission.charge.at,
+            limiter_buckets=admission.charge.buckets,
+        )
+
+
+def failure(finished: InferenceFinished) -> ApiError:
+    """How a request that did not succeed is told to its caller."""
+    words = f"request {finished.request_id}: {finished.error_message or finished.outcome.value.lower()}"
+    code = finished.error_code
+    if finished.outcome is Outcome.EXPIRED:
+        return DeadlinePassed(f"request {finished.request_id} was not run: its deadline passed in the queue")
+    if finished.outcome is Outcome.CANCELLED:
+        return BadInput(words, code=code or "cancelled")
+    if code in _CALLERS_FAULT:
+        return BadInput(words, code=code)
+    if code in _PASSING:
+        return Unavailable(words, code=code)
+    return ModelFailed(words, code=code)
+
+
+# The worker's error codes that say whose fault it was; any other is the model's.
+_CALLERS_FAULT = frozenset({"invalid_input"})
+_PASSING = frozenset({"unavailable"})

@@ -1,0 +1,162 @@
+"""The Open Inference Protocol, version 2, over HTTP with JSON tensors (KServe's and Triton's common language)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aiohttp import web
+
+from api.admission.gate import Inputs
+from api.admission.versions import Deployment
+from api.errors import ApiError, BadInput, Unavailable
+from api.inference import Answer
+from api.services import GATE, HEALTH, INFERENCE, QUEUES
+from api.surfaces.http import json_answer, json_kind, parse_object, read_body
+from api.surfaces.tensor_json import parse_inputs, render_tensor
+from schemas.manifest import TensorSpec
+
+SERVER_NAME = "inferlog"
+SERVER_VERSION = "0.1.0"
+
+
+class InferCall:
+    """One infer call; implements the port Ask."""
+
+    __slots__ = ("_request", "caller_id", "wanted")
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self.caller_id: str | None = None
+        self.wanted: Sequence[str] = ()
+
+    @property
+    def authorization(self) -> str | None:
+        """See Ask."""
+        return self._request.headers.get("Authorization")
+
+    async def target(self) -> tuple[str, str | None]:
+        """See Ask: the path says it."""
+        match = self._request.match_info
+        return match["model"], match.get("version")
+
+    async def inputs(self, deployment: Deployment) -> Inputs:
+        """See Ask."""
+        if "Inference-Header-Content-Length" in self._request.headers:
+            raise BadInput(
+                "binary tensor data is not supported here; send the tensors as JSON (binary_data=False)",
+                code="binary_unsupported",
+            )
+        document = parse_object(await read_body(self._request))
+        caller_id = document.get("id")
+        if caller_id is not None and not isinstance(caller_id, str):
+            raise BadInput(f"id: expected a string, found {json_kind(caller_id)}", param="id")
+        self.caller_id = caller_id
+        self.wanted = _wanted(document.get("outputs"), deployment.manifest.outputs)
+        tensors, items = parse_inputs(document.get("inputs"), deployment.manifest)
+        return Inputs(tensors=tensors, item_count=items, timeout_s=_timeout_s(document.get("parameters")))
+
+
+async def infer(request: web.Request) -> web.Response:
+    """`POST /v2/models/{model}[/versions/{version}]/infer`."""
+    call = InferCall(request)
+    answer = await request.app[INFERENCE].run(call, request["request_id"], request["traceparent"])
+    return json_answer(_document(call, answer), headers=answer.admission.charge.headers)
+
+
+def _document(call: InferCall, answer: Answer) -> dict[str, Any]:
+    outputs = {t.name: t for t in answer.finished.outputs}
+    names = call.wanted or list(outputs)
+    try:
+        tensors = [render_tensor(outputs[name]) for name in names]
+    except UnicodeDecodeError as error:
+        raise ApiError(f"an output holds bytes that are not text, which JSON cannot carry: {error}") from error
+    return {
+        "model_name": answer.finished.model,
+        "model_version": answer.finished.version,
+        "id": call.caller_id if call.caller_id is not None else str(answer.finished.request_id),
+        "outputs": tensors,
+    }
+
+
+def _wanted(entries: Any, specs: Sequence[TensorSpec]) -> Sequence[str]:
+    if entries is None:
+        return ()
+    if not isinstance(entries, list):
+        raise BadInput(f"outputs: expected an array, found {json_kind(entries)}", param="outputs")
+    known = {s.name for s in specs}
+    names = []
+    for at, entry in enumerate(entries):
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or name not in known:
+            raise BadInput(
+                f"outputs[{at}].name: expected one of {', '.join(sorted(known))}", param=f"outputs[{at}].name"
+            )
+        names.append(name)
+    return names
+
+
+def _timeout_s(parameters: Any) -> float | None:
+    """The scheduling extension's `timeout`: whole microseconds."""
+    if parameters is None:
+        return None
+    if not isinstance(parameters, dict):
+        raise BadInput(f"parameters: expected an object, found {json_kind(parameters)}", param="parameters")
+    timeout_us = parameters.get("timeout")
+    if timeout_us is None:
+        return None
+    if type(timeout_us) is not int or timeout_us <= 0:
+        raise BadInput(
+            "parameters.timeout: expected a whole number of microseconds above 0", param="parameters.timeout"
+        )
+    return timeout_us / 1_000_000
+
+
+async def server_metadata(_request: web.Request) -> web.Response:
+    """`GET /v2`."""
+    return json_answer({"name": SERVER_NAME, "version": SERVER_VERSION, "extensions": []})
+
+
+async def live(_request: web.Request) -> web.Response:
+    """`GET /v2/health/live`."""
+    return json_answer({"live": True})
+
+
+async def ready(request: web.Request) -> web.Response:
+    """`GET /v2/health/ready`."""
+    reasons = request.app[HEALTH].reasons()
+    if reasons:
+        raise Unavailable("not ready: " + "; ".join(f"{k}: {v}" for k, v in reasons.items()), code="not_ready")
+    return json_answer({"ready": True})
+
+
+async def model_metadata(request: web.Request) -> web.Response:
+    """`GET /v2/models/{model}[/versions/{version}]`."""
+    deployment = await _known(request)
+    versions = [d.version for known in request.app[GATE].models() if known[0].model == deployment.model for d in known]
+    return json_answer(
+        {
+            "name": deployment.model,
+            "versions": [deployment.version] if "version" in request.match_info else versions,
+            "platform": f"pytorch_{deployment.manifest.layout}",
+            "inputs": [_spec(s) for s in deployment.manifest.inputs],
+            "outputs": [_spec(s) for s in deployment.manifest.outputs],
+        }
+    )
+
+
+async def model_ready(request: web.Request) -> web.Response:
+    """`GET /v2/models/{model}[/versions/{version}]/ready`: 503 when the model's pool has no queue or too long a one."""
+    deployment = await _known(request)
+    request.app[QUEUES].check(deployment.pool)
+    return json_answer({"name": deployment.model, "ready": True})
+
+
+async def _known(request: web.Request) -> Deployment:
+    gate = request.app[GATE]
+    await gate.caller(request.headers.get("Authorization"))
+    return gate.resolve(request.match_info["model"], request.match_info.get("version"))
+
+
+def _spec(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)}

@@ -1,0 +1,154 @@
+"""OpenAI's embeddings and model list, so that its unmodified client works here."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from aiohttp import web
+
+from api.admission.gate import Inputs
+from api.admission.versions import Deployment
+from api.errors import BadInput, NotFound
+from api.inference import Answer
+from api.services import GATE, INFERENCE
+from api.surfaces.http import json_answer, json_kind, parse_object, read_body
+from api.surfaces.tensor_json import item_count
+from schemas.records import Task
+from schemas.tensors import Tensor, bytes_tensor
+
+_FLOAT_SIZE_BYTES = 4
+_OWNER = "inferlog"
+
+
+class EmbeddingsCall:
+    """One embeddings call; implements the port Ask."""
+
+    __slots__ = ("_document", "_request", "base64", "model")
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self._document: dict[str, Any] = {}
+        self.model = ""
+        self.base64 = False
+
+    @property
+    def authorization(self) -> str | None:
+        """See Ask."""
+        return self._request.headers.get("Authorization")
+
+    async def target(self) -> tuple[str, str | None]:
+        """See Ask: the body says it, as `name` or `name@version`."""
+        self._document = parse_object(await read_body(self._request))
+        model = self._document.get("model")
+        if not isinstance(model, str) or not model:
+            raise BadInput(f"model: expected a model's name, found {json_kind(model)}", param="model")
+        self.model = model
+        return _named(model)
+
+    async def inputs(self, deployment: Deployment) -> Inputs:
+        """See Ask."""
+        if deployment.task is not Task.EMBEDDINGS:
+            raise BadInput(f"model '{deployment.model}' does not make embeddings", code="wrong_task", param="model")
+        self.base64 = self._encoding() == "base64"
+        width = deployment.manifest.outputs[0].shape[-1]
+        dimensions = self._document.get("dimensions")
+        if dimensions is not None and dimensions != width:
+            raise BadInput(
+                f"dimensions: model '{deployment.model}' has {width}, others cannot be asked for", param="dimensions"
+            )
+        texts = _texts(self._document.get("input"))
+        tensor = bytes_tensor(deployment.manifest.inputs[0].name, (text.encode() for text in texts))
+        return Inputs(tensors=(tensor,), item_count=item_count((tensor,), deployment.manifest))
+
+    def _encoding(self) -> str:
+        encoding = self._document.get("encoding_format", "float")
+        if encoding not in ("float", "base64"):
+            raise BadInput("encoding_format: expected 'float' or 'base64'", param="encoding_format")
+        return str(encoding)
+
+
+def _named(model: str) -> tuple[str, str | None]:
+    name, at, version = model.partition("@")
+    return name, version.removeprefix("sha256:") if at else None
+
+
+def _texts(found: Any) -> Sequence[str]:
+    """`input` as texts. Tokens are refused: which tokenizer made them is not known here."""
+    texts = [found] if isinstance(found, str) else found
+    if not isinstance(texts, list) or not texts:
+        raise BadInput(
+            f"input: expected a string or a non-empty array of strings, found {json_kind(found)}", param="input"
+        )
+    for at, text in enumerate(texts):
+        if isinstance(text, (int, list)) and not isinstance(text, bool):
+            raise BadInput(
+                "input: tokens are not supported; send the text itself", code="tokens_unsupported", param="input"
+            )
+        if not isinstance(text, str):
+            raise BadInput(f"input[{at}]: expected a string, found {json_kind(text)}", param="input")
+        if not text:
+            raise BadInput(f"input[{at}]: expected text, found an empty string", param="input")
+    return texts
+
+
+async def embeddings(request: web.Request) -> web.Response:
+    """`POST /v1/embeddings`."""
+    call = EmbeddingsCall(request)
+    answer = await request.app[INFERENCE].run(call, request["request_id"], request["traceparent"])
+    return json_answer(_document(call, answer), headers=answer.admission.charge.headers)
+
+
+def _document(call: EmbeddingsCall, answer: Answer) -> dict[str, Any]:
+    vectors = answer.finished.outputs[0]
+    tokens = answer.finished.quantities.get("tokens", 0)
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": i, "embedding": vector}
+            for i, vector in enumerate(_vectors(vectors, call.base64))
+        ],
+        "model": call.model,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+
+
+def _vectors(tensor: Tensor, as_base64: bool) -> list[Any]:
+    """One vector per item, each as base64 of little-endian 32-bit floats or as a list of numbers."""
+    width = tensor.shape[-1]
+    size = width * _FLOAT_SIZE_BYTES
+    parts = [tensor.data[i : i + size] for i in range(0, len(tensor.data), size)]
+    if as_base64:
+        return [base64.b64encode(part).decode() for part in parts]
+    return [struct.unpack(f"<{width}f", part) for part in parts]
+
+
+async def models(request: web.Request) -> web.Response:
+    """`GET /v1/models`."""
+    gate = request.app[GATE]
+    await gate.caller(request.headers.get("Authorization"))
+    return json_answer({"object": "list", "data": [_model(known[0].model, known[0]) for known in gate.models()]})
+
+
+async def model(request: web.Request) -> web.Response:
+    """`GET /v1/models/{id}`, where id is `name` or `name@version`."""
+    gate = request.app[GATE]
+    await gate.caller(request.headers.get("Authorization"))
+    name = request.match_info["id"]
+    try:
+        deployment = gate.resolve(*_named(name))
+    except NotFound as error:
+        raise NotFound(error.message, code="model_not_found", param="model") from error
+    return json_answer(_model(name, deployment))
+
+
+def _model(name: str, deployment: Deployment) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(deployment.created_at.timestamp()),
+        "owned_by": _OWNER,
+        "version": deployment.version,
+    }

@@ -1,0 +1,97 @@
+"""The `digits` model: a small network trained in seconds on scikit-learn's handwritten digits, as a bundle to publish.
+
+python -m docs.demo.digits OUT
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import load_file, save_file
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+from gpu_worker.architectures import build as build_architecture
+
+ARCHITECTURE = "mlp"
+ARGS = {"inputs": 64, "hidden": 128, "layers": 2, "outputs": 10}
+_EPOCHS = 60
+_SEED = 0
+
+Pixels = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.int64]
+
+
+def _split() -> tuple[Pixels, Pixels, Labels, Labels]:
+    images, labels = load_digits(return_X_y=True)
+    pixels = (images / 16.0).astype(np.float32)
+    parts: Any = train_test_split(pixels, labels.astype(np.int64), test_size=360, random_state=_SEED, stratify=labels)
+    return parts[0], parts[1], parts[2], parts[3]
+
+
+def held_out() -> tuple[list[list[float]], list[int]]:
+    """360 images the model was not trained on, each 64 pixels from 0 to 1, and their digits."""
+    _, pixels, _, labels = _split()
+    return pixels.tolist(), labels.tolist()
+
+
+def reference(bundle: Path, rows: list[list[float]]) -> list[list[float]]:
+    """Logits of a bundle's model by plain torch in this process: what answers of the API are compared with."""
+    model = build_architecture(ARCHITECTURE, ARGS)
+    model.load_state_dict(load_file(bundle / "weights.safetensors"))
+    with torch.inference_mode():
+        logits: list[list[float]] = model.eval()(torch.tensor(rows, dtype=torch.float32)).tolist()
+    return logits
+
+
+def build(out: Path, *, seed: int = _SEED) -> None:
+    """Train and write the bundle; nothing is done when `out` holds one made with the same settings and torch.
+
+    Another `seed` gives another version of the same model.
+    """
+    producer = f"docs.demo.digits 1, seed {seed}, {_EPOCHS} epochs"
+    description = {
+        "task": "TENSORS",
+        "layout": "safetensors",
+        "architecture": ARCHITECTURE,
+        "architecture_args": ARGS,
+        "files": ["weights.safetensors"],
+        "inputs": [{"name": "pixels", "datatype": "FP32", "shape": [-1, 64]}],
+        "outputs": [{"name": "logits", "datatype": "FP32", "shape": [-1, 10]}],
+        "max_batch_items": 256,
+        "max_length": 0,
+        "torch_version": torch.__version__,
+        "producer": producer,
+    }
+    text = json.dumps(description, indent=2) + "\n"
+    target = out / "model.json"
+    if (out / "weights.safetensors").is_file() and target.is_file() and target.read_text(encoding="utf-8") == text:
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)  # a bundle half-written is no bundle
+    save_file(_train(seed).state_dict(), out / "weights.safetensors")
+    target.write_text(text, encoding="utf-8")
+
+
+def _train(seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    pixels, _, labels, _ = _split()
+    x, y = torch.from_numpy(pixels), torch.from_numpy(labels)
+    model = build_architecture(ARCHITECTURE, ARGS)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=1e-2)
+    for _ in range(_EPOCHS):
+        for rows in torch.randperm(len(x)).split(64):
+            optimiser.zero_grad()
+            torch.nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+            optimiser.step()
+    return model
+
+
+if __name__ == "__main__":
+    build(Path(sys.argv[1]))

@@ -1,0 +1,121 @@
+"""Wires one worker process: settings, clients, the loop, and the two health endpoints.
+
+Starting waits for Kafka instead of failing; stopping ends what runs, commits it and leaves the group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
+
+import uvloop
+from aiohttp import web
+
+from gpu_worker import runner
+from gpu_worker.batching import Limits
+from gpu_worker.device import Device
+from gpu_worker.health import Health
+from gpu_worker.inbox import Inbox, open_inbox
+from gpu_worker.outcomes import KafkaRedisOutcomes
+from gpu_worker.weights import Weights
+from gpu_worker.worker import Worker
+from infra.kafka import BusUnavailable, Producer, open_producer
+from infra.redis import open_redis
+from infra.s3 import Store
+from infra.settings import WorkerSettings, worker_settings
+from infra.telemetry import configure_logging
+
+log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Run one worker until SIGTERM or SIGINT. Raises SettingsError before anything is started."""
+    settings = worker_settings()
+    configure_logging()
+    runner.use_threads(1)
+    uvloop.run(serve(settings))
+
+
+async def serve(settings: WorkerSettings) -> None:
+    """Run one worker until a signal says stop. Raises what ended it otherwise; nothing is committed for that."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    health = Health()
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(_health_server(health, settings.health_port))
+        clients = await _reach_kafka(settings, stack, stop)
+        if clients is None:
+            return
+        producer, inbox = clients
+        redis = await stack.enter_async_context(open_redis(settings.redis, timeout_s=2.0))
+        weights = Weights(Store(settings.s3), settings.cache_dir, max_bytes=settings.cache_bytes)
+        stack.callback(weights.close)
+        device = Device(
+            weights,
+            load=lambda folder, manifest: runner.load(folder, manifest, device=settings.device),
+            max_bytes=settings.device_bytes,
+            start_thread=lambda: runner.use_threads(1),
+        )
+        stack.callback(device.close)
+        outcomes = KafkaRedisOutcomes(
+            producer, redis, namespace=settings.kafka.namespace, result_ttl_s=settings.result_ttl_s
+        )
+        worker = Worker(
+            name=settings.worker,
+            inbox=inbox,
+            runner=device,
+            outcomes=outcomes,
+            limits=Limits(max_items=settings.max_batch_items, linger_s=settings.linger_ms / 1000),
+            clock=time.time,
+        )
+        health.watch(worker=worker, inbox=inbox, outcomes=outcomes, redis=redis)
+        log.info("worker started", extra={"fields": {"worker": settings.worker, "pool": settings.pool}})
+        await worker.run(stop)
+    log.info("worker stopped", extra={"fields": dict(worker.counts)})
+
+
+async def _reach_kafka(
+    settings: WorkerSettings, stack: AsyncExitStack, stop: asyncio.Event
+) -> tuple[Producer, Inbox] | None:
+    """Producer and inbox, as soon as Kafka answers; None when told to stop before."""
+    wait_s = 0.2
+    while not stop.is_set():
+        attempt = AsyncExitStack()
+        try:
+            producer = await attempt.enter_async_context(open_producer(settings.kafka, linger_ms=1))
+            inbox = await attempt.enter_async_context(open_inbox(settings.kafka, producer, pool=settings.pool))
+        except BusUnavailable as error:
+            await attempt.aclose()
+            log.warning("waiting for Kafka", extra={"fields": {"reason": error}})
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(stop.wait(), wait_s)
+            wait_s = min(2 * wait_s, 5.0)
+        else:
+            stack.push_async_exit(attempt)
+            return producer, inbox
+    return None
+
+
+@asynccontextmanager
+async def _health_server(health: Health, port: int) -> AsyncIterator[None]:
+    async def answer(request: web.Request) -> web.Response:
+        ask: Any = health.alive if request.path == "/healthz" else health.ready
+        reasons = await ask()
+        body = {"status": "unhealthy" if reasons else "ok", "reasons": reasons, **health.figures()}
+        return web.json_response(body, status=503 if reasons else 200)
+
+    app = web.Application()
+    app.add_routes([web.get("/healthz", answer), web.get("/readyz", answer)])
+    server = web.AppRunner(app, access_log=None)
+    await server.setup()
+    await web.TCPSite(server, "127.0.0.1", port).start()
+    try:
+        yield
+    finally:
+        await server.cleanup()

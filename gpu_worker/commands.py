@@ -1,0 +1,186 @@
+"""`inferlog worker` and `inferlog models publish|list|route`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Coroutine
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from gpu_worker import publish as publishing
+from gpu_worker.bundle import BundleError
+from gpu_worker.publish import PublishConflict, Published, Route
+from infra.postgres import connect, is_outage, queries
+from infra.s3 import Store, StoreUnavailable
+from infra.settings import OperatorSettings, operator_settings
+from schemas.manifest import artifact_prefix
+
+T = TypeVar("T")
+
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_POOL_NAME = re.compile(r"[a-z0-9-]{1,40}")
+
+
+@click.command(epilog="Example:  INFERLOG_POOL=default INFERLOG_DEVICE=cpu inferlog worker")
+def worker() -> None:
+    """Run a model worker in the foreground until Ctrl-C or SIGTERM; settings are INFERLOG_* variables."""
+    from gpu_worker.app import main
+
+    main()
+
+
+@click.group(epilog="Example:  inferlog models publish digits ./bundle && inferlog models list")
+def models() -> None:
+    """Publish, list and route model versions."""
+
+
+@models.command(epilog="Example:  inferlog models publish digits ./digits-bundle --pool default --spread 2")
+@click.argument("name")
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--route/--no-route", default=True, show_default=True, help="Send the model's requests to this version.")
+@click.option("--pool", default="default", show_default=True, help="Worker pool that serves it.")
+@click.option(
+    "--spread",
+    default=2,
+    show_default=True,
+    type=click.IntRange(1, 8),
+    help="Partitions its requests use; more for hot models.",
+)
+@click.option("--price", default="standard-v1", show_default=True, help="Price list entry its requests are billed by.")
+@click.option("--json", "as_json", is_flag=True, help="Print the version as one JSON object.")
+def publish(name: str, folder: Path, route: bool, pool: str, spread: int, price: str, as_json: bool) -> None:
+    """Check the bundle in FOLDER (model.json and its files) and make it a version of model NAME.
+
+    Publishing the same bytes again changes nothing.
+    """
+    _check_name(name, pool)
+    target = Route(pool=pool, spread=spread, price_id=price) if route else None
+    done = _run(_publish(operator_settings(), name, folder, target, quiet=as_json))
+    if as_json:
+        click.echo(json.dumps(asdict(done)))
+    else:
+        said = "published" if done.created else "already published, nothing stored;"
+        click.echo(f"{name}: {said} version {done.version} ({done.size_bytes / 1e6:.1f} MB)")
+        if done.routed:
+            click.echo(f"{name}: routed to pool '{pool}', spread {spread}, price '{price}'")
+
+
+@models.command(name="list", epilog="Example:  inferlog models list --json")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+def list_models(as_json: bool) -> None:
+    """List every version; the one a model's requests go to is marked with its pool."""
+    rows = _run(_list(operator_settings()))
+    if as_json:
+        click.echo(json.dumps(rows))
+        return
+    if not rows:
+        click.echo("no model is published yet; try 'inferlog models publish NAME FOLDER'")
+        return
+    click.echo(f"{'MODEL':<20} {'VERSION':<14} {'TASK':<11} {'PUBLISHED':<17} ROUTE")
+    for row in rows:
+        where = f"pool {row['pool']}, spread {row['spread']}, {row['price_id']}" if row["routed"] else "-"
+        click.echo(
+            f"{row['model']:<20} {row['version'][:12]:<14} {row['task']:<11} {row['published_at'][:16]:<17} {where}"
+        )
+
+
+@models.command(epilog="Example:  inferlog models route digits 3fa1b2")
+@click.argument("name")
+@click.argument("version")
+@click.option("--pool", default=None, help="Worker pool that serves it; unchanged when left out.")
+@click.option("--spread", default=None, type=click.IntRange(1, 8), help="Partitions it uses; unchanged when left out.")
+@click.option("--json", "as_json", is_flag=True, help="Print the route as one JSON object.")
+def route(name: str, version: str, pool: str | None, spread: int | None, as_json: bool) -> None:
+    """Send model NAME's new requests to VERSION (its hash or the first digits of it).
+
+    Requests already admitted keep the version they were admitted with.
+    """
+    _check_name(name, pool or "default")
+    if not re.fullmatch("[0-9a-fA-F]{4,64}", version):
+        raise click.BadParameter("expected 4 to 64 hex digits", param_hint="VERSION")
+    found = _run(_route(operator_settings(), name, version, pool, spread))
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        click.echo(f"{name}: routed to {found['version']}, pool '{found['pool']}', spread {found['spread']}")
+
+
+async def _publish(
+    settings: OperatorSettings, name: str, folder: Path, route: Route | None, *, quiet: bool
+) -> Published:
+    started_s = time.monotonic()
+
+    def progress(line: str) -> None:
+        if not quiet:
+            click.echo(f"[{time.monotonic() - started_s:5.1f} s] {line}")
+
+    manifest = await asyncio.to_thread(publishing.checked, folder, progress)
+    # 1 files and manifest into S3, 2 rows into the registry: what dying after each costs is said at each step.
+    store = Store(settings.s3)
+    await asyncio.to_thread(publishing.store_files, store, folder, manifest, progress)
+    uri = f"s3://{store.bucket}/{artifact_prefix(manifest.version)}"
+    connection = await connect(settings.postgres)
+    try:
+        created = await publishing.register(connection, name, manifest, artifact_uri=uri, route=route)
+    finally:
+        await connection.close(timeout=5)
+    size_bytes = sum(f.size_bytes for f in manifest.files)
+    return Published(
+        model=name, version=manifest.version, created=created, routed=route is not None, size_bytes=size_bytes
+    )
+
+
+async def _list(settings: OperatorSettings) -> list[dict[str, Any]]:
+    connection = await connect(settings.postgres)
+    try:
+        rows = await connection.fetch(queries("gpu_worker")["list_versions"])
+    finally:
+        await connection.close(timeout=5)
+    found = [dict(row) for row in rows]
+    for row in found:
+        row["published_at"] = row.pop("created_at").isoformat()
+    return found
+
+
+async def _route(
+    settings: OperatorSettings, name: str, prefix: str, pool: str | None, spread: int | None
+) -> dict[str, Any]:
+    connection = await connect(settings.postgres)
+    try:
+        async with connection.transaction():
+            version = await publishing.find_version(connection, name, prefix)
+            row = await connection.fetchrow(queries("gpu_worker")["current_route"], name)
+            target = Route(
+                pool=pool or (row["pool"] if row else "default"),
+                spread=spread or (row["spread"] if row else 2),
+                price_id=row["price_id"] if row else "standard-v1",
+            )
+            await publishing.set_route(connection, name, version, target)
+    finally:
+        await connection.close(timeout=5)
+    return {"model": name, "version": version, **asdict(target)}
+
+
+def _check_name(name: str, pool: str) -> None:
+    if not _MODEL_NAME.fullmatch(name):
+        raise click.BadParameter("expected 1 to 100 letters, digits, '.', '_' and '-'", param_hint="NAME")
+    if not _POOL_NAME.fullmatch(pool):
+        raise click.BadParameter("expected 1 to 40 of a-z, 0-9 and '-'", param_hint="--pool")
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    """Run to the end; expected failures become one line instead of a traceback."""
+    try:
+        return asyncio.run(work)
+    except (BundleError, PublishConflict, StoreUnavailable) as error:
+        raise click.ClickException(str(error)) from error
+    except Exception as error:
+        if is_outage(error):
+            raise click.ClickException(f"Postgres is away: {error or type(error).__name__}") from error
+        raise

@@ -1,0 +1,134 @@
+"""Check a model and make it a version: files on disk become immutable objects in S3 and rows in the model registry.
+
+    bundle folder -> manifest -> loaded and tried -> 1 S3 -> 2 registry
+
+A version exists for callers only once a route names it, so a publish that died half-way is invisible and is finished by
+running it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpu_worker import runner, text
+from gpu_worker.bundle import BundleError, read_bundle
+from gpu_worker.errors import MachineError, ModelError
+from infra.postgres import Connection, queries
+from infra.s3 import Store
+from schemas.manifest import MANIFEST_FILE, Manifest, artifact_prefix
+from schemas.records import Task
+
+Progress = Callable[[str], None]
+
+_REQUIRED_FILE = {"safetensors": runner.WEIGHTS_FILE, "pt2": runner.PROGRAM_FILE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What publishing did. `created` is False when the same bytes were this model's version already."""
+
+    model: str
+    version: str
+    created: bool
+    routed: bool
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Where a model's requests go: `spread` partitions of a pool's topic, at a price."""
+
+    pool: str
+    spread: int
+    price_id: str
+
+
+class PublishConflict(ValueError):
+    """What is to be published contradicts what is there; the message says what and where."""
+
+
+def checked(folder: Path, progress: Progress) -> Manifest:
+    """The manifest of a bundle that loads and runs here. Raises BundleError naming the file or field at fault."""
+    manifest = read_bundle(folder)
+    present = {f.name for f in manifest.files}
+    needed = {_REQUIRED_FILE[manifest.layout]}
+    if manifest.task is Task.EMBEDDINGS:
+        needed.add(text.TOKENIZER_FILE)
+    if missing := needed - present:
+        raise BundleError(f"files: {sorted(missing)} missing, which layout '{manifest.layout}' needs")
+    progress(f"checking: loading {manifest.layout} and running a sample of 1 and of several")
+    try:
+        runner.load(folder, manifest, device="cpu")
+    except (ModelError, MachineError) as error:
+        raise BundleError(f"{folder}: {error}") from error
+    return manifest
+
+
+def store_files(store: Store, folder: Path, manifest: Manifest, progress: Progress) -> None:
+    """1 of publishing: files, then the manifest that names them. Die in between: no manifest, so nothing refers to it.
+
+    Raises PublishConflict when an object under the version's name holds other bytes, StoreUnavailable.
+    """
+    prefix = artifact_prefix(manifest.version)
+    for file in manifest.files:
+        data = (folder / file.name).read_bytes()
+        if hashlib.sha256(data).hexdigest() != file.sha256:
+            raise PublishConflict(f"{file.name}: changed while it was being published")
+        _store_file(store, prefix + file.name, data, progress)
+    _store_file(store, prefix + MANIFEST_FILE, manifest.to_bytes(), progress)
+
+
+def _store_file(store: Store, key: str, data: bytes, progress: Progress) -> None:
+    name = key.rpartition("/")[2]
+    progress(f"storing: {name}, {len(data) / 1e6:.1f} MB")
+    if store.put_once(key, data):
+        return
+    if store.get(key) != data:
+        raise PublishConflict(
+            f"s3://{store.bucket}/{key} holds other bytes than its name says; remove the object first"
+        )
+    progress(f"storing: {name} was there already")
+
+
+async def register(
+    connection: Connection, model: str, manifest: Manifest, *, artifact_uri: str, route: Route | None
+) -> bool:
+    """2 of publishing: model, version and, when given, its route, in one transaction; False when the version was there.
+
+    Die before: the files wait in S3, and publishing again finds them. Raises PublishConflict.
+    """
+    sql = queries("gpu_worker")
+    async with connection.transaction():
+        await connection.execute(sql["insert_model"], model, manifest.task.value)
+        task = await connection.fetchval(sql["model_task"], model)
+        if task != manifest.task.value:
+            raise PublishConflict(f"model '{model}' has task {task}, the bundle has {manifest.task.value}")
+        status: str = await connection.execute(
+            sql["insert_version"], manifest.version, model, manifest.to_bytes().decode(), artifact_uri
+        )
+        if route is not None:
+            await set_route(connection, model, manifest.version, route)
+    return status.endswith(" 1")
+
+
+async def set_route(connection: Connection, model: str, version: str, route: Route) -> None:
+    """Send a model's new requests to this version; those already admitted keep theirs. Raises PublishConflict."""
+    sql = queries("gpu_worker")
+    if not await connection.fetchval(sql["price_exists"], route.price_id):
+        raise PublishConflict(f"price '{route.price_id}' does not exist")
+    await connection.execute(sql["upsert_route"], model, version, route.pool, route.spread, route.price_id)
+
+
+async def find_version(connection: Connection, model: str, prefix: str) -> str:
+    """The one version of a model that begins with these hex digits. Raises PublishConflict for none or several."""
+    rows: list[Any] = await connection.fetch(queries("gpu_worker")["versions_by_prefix"], model, prefix.lower())
+    if len(rows) == 1:
+        found: str = rows[0]["version"]
+        return found
+    if not rows:
+        raise PublishConflict(f"model '{model}' has no version that begins with '{prefix}'")
+    raise PublishConflict(f"'{prefix}' is ambiguous: {', '.join(r['version'][:16] for r in rows)}; give more digits")

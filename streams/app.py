@@ -1,0 +1,215 @@
+"""Wires the stream processor: `faust -A streams.app worker -l info` runs the usage ledger.
+
+Everything that decides whether usage can be lost is set here, on purpose and in one place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import faust
+import faust.streams
+from faust.transport.drivers import aiokafka as kafka_driver
+
+from infra.kafka import BusUnavailable
+from infra.postgres import is_outage, open_pool
+from infra.settings import StreamsSettings, home_dir, streams_settings
+from schemas.keys import ledger_group
+from schemas.topics import USAGE
+from streams.agents import register_usage_agent
+from streams.delivery import Delivery
+from streams.ledger import Ledger
+from streams.positions import settle_positions
+from streams.watchdog import Stalled, Watchdog, end_for_certain
+
+log = logging.getLogger(__name__)
+
+_START_PAUSE_S = 1.0
+
+
+class CommittedRecordsThread(kafka_driver.AIOKafkaConsumerThread):
+    """Reads committed records only; Faust does that by itself only under `exactly_once`, with all that it brings."""
+
+    def _create_worker_consumer(self, transport: Any) -> Any:
+        consumer = super()._create_worker_consumer(transport)
+        if consumer._isolation_level not in ("read_uncommitted", "read_committed"):
+            raise RuntimeError("this aiokafka keeps its isolation level elsewhere; committed reads cannot be set")
+        consumer._isolation_level = "read_committed"  # read when the consumer starts, which is later
+        return consumer
+
+
+class CommittedRecordsConsumer(kafka_driver.Consumer):
+    """A consumer on such a thread."""
+
+    def _new_consumer_thread(self) -> CommittedRecordsThread:
+        return CommittedRecordsThread(self, loop=self.loop, beacon=self.beacon)
+
+
+class CommittedRecordsTransport(kafka_driver.Transport):
+    """A transport of such consumers."""
+
+    Consumer = CommittedRecordsConsumer
+
+
+class LedgerApp(faust.App):
+    """The Faust app with the ledger's parts; they exist from `on_start` on."""
+
+    settings: StreamsSettings
+    delivery: Delivery
+    ledger: Ledger
+    watchdog: Watchdog
+
+    def _new_transport(self) -> Any:
+        return CommittedRecordsTransport(self.conf.broker_consumer, self)
+
+    async def on_first_start(self) -> None:
+        """Faust makes its folder, but not the one that holds it."""
+        home_dir().mkdir(parents=True, exist_ok=True)
+        await super().on_first_start()
+
+    async def on_start(self) -> None:
+        """Open the pool and settle the positions, before any consumer exists."""
+        await super().on_start()
+        s = self.settings
+        pool = await self.add_async_context(open_pool(s.postgres, max_size=2))
+        self.ledger = self.new_ledger(pool)
+        self.delivery = Delivery(self.ledger, give_up_s=s.give_up_s)
+        topic = USAGE.in_namespace(s.kafka.namespace)
+        self.watchdog = Watchdog(
+            s.kafka,
+            topic=topic.name,
+            partitions=topic.partitions,
+            stall_s=s.stall_s,
+            positions=lambda: self.ledger.positions(topic.name),
+            assigned=lambda: {tp.partition for tp in self.consumer.assignment()},
+            holding=lambda: self.delivery.holding,
+        )
+        await self._settle(topic.name)
+
+    def new_ledger(self, pool: Any) -> Ledger:
+        """The ledger behind this app."""
+        return Ledger(pool, group=ledger_group(self.settings.kafka.namespace))
+
+    async def _settle(self, topic: str) -> None:
+        """Wait for both servers, at most as long as a batch would; then refuse, rewind or go on."""
+        s = self.settings
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + s.give_up_s
+        while True:
+            try:
+                next_offsets = await self.ledger.positions(topic)
+                await settle_positions(
+                    s.kafka,
+                    group=ledger_group(s.kafka.namespace),
+                    topic=topic,
+                    next_offsets=next_offsets,
+                    rewind=s.rewind,
+                )
+                return
+            except Exception as error:
+                if not (isinstance(error, BusUnavailable) or is_outage(error)) or loop.time() > ends:
+                    raise
+                log.warning("waiting for Postgres and Kafka: %s: %s", type(error).__name__, error)
+            await asyncio.sleep(_START_PAUSE_S)
+
+
+def build(
+    settings: StreamsSettings,
+    *,
+    app_class: type[LedgerApp] = LedgerApp,
+    register: Callable[..., object] = register_usage_agent,
+) -> LedgerApp:
+    """The app with its agent, watchdog and pages. Raises RuntimeError without Faust's compiled iterator.
+
+    The pure-Python iterator acknowledges events it skips after a rebalance, even on a stream without acks.
+    """
+    if getattr(faust.streams, "_CStreamIterator", None) is None:
+        raise RuntimeError("Faust's compiled stream iterator is not loaded (NO_CYTHON set, or a build without it)")
+    app = app_class(
+        ledger_group(settings.kafka.namespace),
+        broker=";".join(f"kafka://{server}" for server in settings.kafka.bootstrap.split(",")),
+        datadir=str(home_dir() / "streams"),
+        web_bind="127.0.0.1",
+        web_host="127.0.0.1",
+        web_port=settings.health_port or _free_port(),
+        web_tables_enabled=False,
+        web_router_enabled=False,
+        topic_disable_leader=True,
+        topic_allow_declare=False,
+        autodiscover=False,
+        # Stopping must not wait for the batch in hand: it stays unacknowledged and is read again.
+        stream_wait_empty=False,
+        broker_commit_interval=0.5,
+        # A killed worker's partitions move on once its session ends; a live one rejoins within the rebalance timeout.
+        broker_session_timeout=10.0,
+        broker_heartbeat_interval=2.0,
+        broker_rebalance_timeout=6.0,
+        broker_request_timeout=30.0,
+        consumer_auto_offset_reset="earliest",
+        producer_threaded=False,
+        worker_redirect_stdouts=False,
+    )
+    app.settings = settings
+
+    async def deliver(records: Any) -> None:
+        await app.delivery.deliver(records)
+
+    register(
+        app,
+        USAGE.in_namespace(settings.kafka.namespace).name,
+        deliver,
+        batch_records=settings.batch_records,
+        batch_wait_s=settings.batch_wait_s,
+    )
+    _watch(app)
+    _pages(app)
+    return app
+
+
+def _watch(app: LedgerApp) -> None:
+    @app.task  # type: ignore[untyped-decorator]
+    async def watch() -> None:
+        try:
+            await app.watchdog.run()
+        except Stalled as error:
+            log.critical("stalled, ending: %s", error)
+            end_for_certain()
+            raise
+
+
+def _pages(app: LedgerApp) -> None:
+    @app.page("/healthz")
+    async def healthz(view: Any, request: Any) -> Any:
+        d, w = app.delivery, app.watchdog
+        status = 503 if w.stalled else 200
+        body: dict[str, int | str | None] = {"records": d.records, "counted": d.counted, "dead_letters": d.dead}
+        body |= {"lag": w.lag, "holding": d.holding, "stalled": w.stalled}
+        return view.json(body, status=status)
+
+    @app.page("/readyz")
+    async def readyz(view: Any, request: Any) -> Any:
+        partitions = sorted(tp.partition for tp in app.consumer.assignment())
+        reason = app.delivery.holding or ("the group is rebalancing" if app.rebalancing else None)
+        if reason is None:
+            try:
+                await app.ledger.reachable(timeout_s=1.0)
+            except Exception as error:
+                if not is_outage(error):
+                    raise
+                reason = f"Postgres: {type(error).__name__}: {error}"
+        return view.json({"partitions": partitions, "reason": reason}, status=503 if reason else 200)
+
+
+def _free_port() -> int:
+    """A port for the health pages when none is set: several workers on one host then do not collide."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+app = build(streams_settings())

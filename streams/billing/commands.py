@@ -1,0 +1,125 @@
+"""`inferlog billing`: report usage to Stripe, and compare the two sides' sums."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import click
+
+from infra.postgres import is_outage
+from infra.settings import billing_settings
+from infra.telemetry import configure_logging
+from streams.billing import app
+from streams.billing.outcome import PassReport
+from streams.billing.reconcile import Comparison, Difference
+from streams.billing.stripe_gateway import CallFailed, StripeUnusable
+
+T = TypeVar("T")
+
+
+@click.group()
+def billing() -> None:
+    """Report usage to Stripe and compare totals."""
+
+
+@billing.command(epilog="Example:  inferlog billing run --once --json")
+@click.option("--once", is_flag=True, help="One pass; exit 1 if anything is left to send or needs a person.")
+@click.option("--include-open-hours", is_flag=True, help="Also report hours that can still grow; growth follows.")
+@click.option("--retry-rejected", is_flag=True, help="With --once: say again what Stripe refused, its cause removed.")
+@click.option("--json", "as_json", is_flag=True, help="Print each pass as one JSON object.")
+def run(once: bool, include_open_hours: bool, retry_rejected: bool, as_json: bool) -> None:
+    """Send what the ledger has and Stripe has not been told, and confirm what was sent."""
+    if retry_rejected and not once:
+        raise click.UsageError("--retry-rejected needs --once")
+    configure_logging()
+    settings = billing_settings()
+    if not once:
+        _finish(app.run(settings, include_open_hours=include_open_hours, each=lambda r: _print_pass(r, as_json)))
+        return
+    report = _finish(app.run_once(settings, include_open_hours=include_open_hours, retry_rejected=retry_rejected))
+    _print_pass(report, as_json)
+    if not report.is_settled:
+        raise SystemExit(1)
+
+
+@billing.command(epilog="Example:  inferlog billing compare --json")
+@click.option("--json", "as_json", is_flag=True, help="Print the comparison as one JSON object.")
+def compare(as_json: bool) -> None:
+    """Compare the ledger with Stripe for every customer and meter; exit 1 on any difference.
+
+    Counts every hour that is sealed, was reported, or has a sum at Stripe.
+    """
+    configure_logging("WARNING")
+    found = _finish(app.compare_all(billing_settings()))
+    differing = [c for c in found if c.differing]
+    if as_json:
+        rows = [_comparison_row(c) for c in found]
+        click.echo(json.dumps({"equal": not differing, "compared": rows}))
+    else:
+        for c in found:
+            mark = "differs" if c.differing else "equal"
+            click.echo(
+                f"{c.customer_id}  {c.meter:<12} ledger {c.ledger_units:>12}  stripe {c.stripe_units:>12.0f}  {mark}"
+            )
+            for d in c.differing:
+                click.echo(f"    {d.key.hour:%Y-%m-%dT%H}:00Z  ledger {d.our_units}  stripe {d.stripe_units:g}")
+        click.echo(f"{len(found)} compared, {len(differing)} differ")
+    if differing:
+        raise SystemExit(1)
+
+
+def _finish(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return asyncio.run(work)
+    except (app.AnotherSender, StripeUnusable, CallFailed) as error:
+        raise click.ClickException(str(error)) from error
+    except Exception as error:
+        if not is_outage(error):
+            raise
+        raise click.ClickException(f"Postgres is away: {error!r}") from error
+
+
+def _print_pass(report: PassReport, as_json: bool) -> None:
+    if as_json:
+        fields = {
+            "settled": report.is_settled,
+            "counts": dict(sorted(report.counts.items())),
+            "alerts": list(report.alerts),
+            "differences": [_difference_row(d) for d in report.differences],
+        }
+        click.echo(json.dumps(fields))
+        return
+    click.echo(", ".join(f"{n} {word}" for word, n in sorted(report.counts.items()) if n) or "nothing to report")
+    for d in report.differences:
+        where = f"{d.key.customer_id} {d.key.meter} {d.key.hour:%Y-%m-%dT%H}:00Z"
+        click.echo(f"differs: {where}: told {d.our_units}, Stripe counts {d.stripe_units:g}")
+    for sentence in report.alerts:
+        click.echo(f"alert: {sentence}")
+
+
+def _difference_row(d: Difference) -> dict[str, Any]:
+    return {
+        "customer_id": d.key.customer_id,
+        "meter": d.key.meter,
+        "hour": d.key.hour.isoformat(),
+        "our_units": d.our_units,
+        "stripe_units": _whole(d.stripe_units),
+    }
+
+
+def _comparison_row(c: Comparison) -> dict[str, Any]:
+    return {
+        "customer_id": c.customer_id,
+        "meter": c.meter,
+        "ledger_units": c.ledger_units,
+        "stripe_units": _whole(c.stripe_units),
+        "equal": not c.differing,
+        "differing_hours": [_difference_row(d) for d in c.differing],
+    }
+
+
+def _whole(units: float) -> float:
+    return int(units) if units == int(units) else units

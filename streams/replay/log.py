@@ -1,0 +1,150 @@
+"""A topic read from its beginning to ends that were frozen before, without a group, committed records only.
+
+Live offsets are never touched. Every wait has a deadline: a broker that stops answering raises, nothing hangs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from infra.kafka import AIOKafkaConsumer, BusUnavailable, KafkaError, TopicPartition, open_consumer
+from infra.settings import KafkaSettings
+
+#: A reader that got nothing for this long, with records still ahead of it, gives up.
+SILENCE_S = 30.0
+_POLL_MS = 500
+
+#: Told (topic, records read, records in range) after each step; the second may end below the third, which counts
+#: offsets, and some offsets hold transaction markers.
+Progress = Callable[[str, int, int], None]
+
+
+def no_progress(_topic: str, _done: int, _total: int) -> None:
+    """Say nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRecord:
+    """One record as it lies on the log; `time` is the broker's timestamp, UTC."""
+
+    topic: str
+    partition: int
+    offset: int
+    time: datetime
+    key: bytes | None
+    value: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """What of a partition is to be read: offsets in [begin, end). `first` is the oldest that is still kept."""
+
+    first: int
+    begin: int
+    end: int
+
+    @property
+    def trimmed(self) -> bool:
+        """True when retention has removed records that this span would begin with."""
+        return self.first > 0 and self.begin <= self.first
+
+
+class LogReader:
+    """Reads topics by place. One reader serves one task at a time."""
+
+    def __init__(self, consumer: AIOKafkaConsumer) -> None:
+        self._consumer = consumer
+
+    async def freeze(self, topic: str, partitions: int, *, since: datetime | None = None) -> dict[int, Span]:
+        """The span of each partition as of now; with `since`, beginning at the first record written then or later.
+
+        Raises BusUnavailable.
+        """
+        places = [TopicPartition(topic, p) for p in range(partitions)]
+        try:
+            firsts = await self._consumer.beginning_offsets(places)
+            ends = await self._consumer.end_offsets(places)
+            begins = dict(firsts)
+            if since is not None:
+                found = await self._consumer.offsets_for_times({p: int(since.timestamp() * 1000) for p in places})
+                for place in places:
+                    at = found.get(place)
+                    begins[place] = ends[place] if at is None else at.offset
+        except KafkaError as error:
+            raise BusUnavailable(f"{topic}: {type(error).__name__}: {error}") from error
+        return {p.partition: Span(first=firsts[p], begin=begins[p], end=ends[p]) for p in places}
+
+    async def read(
+        self, topic: str, spans: Mapping[int, Span], *, progress: Progress = no_progress
+    ) -> AsyncIterator[LogRecord]:
+        """Every committed record of these spans, in order of offset within each partition.
+
+        Holds one fetch in memory at a time. Raises BusUnavailable after SILENCE_S without anything new.
+        """
+        open_ends = {TopicPartition(topic, p): s.end for p, s in spans.items() if s.end > s.begin}
+        total = sum(s.end - s.begin for s in spans.values())
+        done = 0
+        progress(topic, done, total)
+        if not open_ends:
+            return
+        self._consumer.assign(list(open_ends))
+        try:
+            for place in open_ends:
+                self._consumer.seek(place, spans[place.partition].begin)
+            heard = time.monotonic()
+            before: dict[TopicPartition, int] = {}
+            while open_ends:
+                fetched = await self._consumer.getmany(*open_ends, timeout_ms=_POLL_MS)
+                for place, records in fetched.items():
+                    for r in records:
+                        if r.offset < open_ends[place]:
+                            done += 1
+                            yield LogRecord(
+                                topic=topic,
+                                partition=r.partition,
+                                offset=r.offset,
+                                time=datetime.fromtimestamp(r.timestamp / 1000, timezone.utc),
+                                key=r.key,
+                                value=r.value,
+                            )
+                # The position, not the last record, tells the end: a span may end in transaction markers.
+                now = {place: await self._consumer.position(place) for place in open_ends}
+                if fetched or now != before:
+                    heard = time.monotonic()
+                    before = now
+                    progress(topic, done, total)
+                elif time.monotonic() - heard > SILENCE_S:
+                    raise BusUnavailable(
+                        f"{topic}: nothing came for {SILENCE_S:g} s with records still ahead: "
+                        + ", ".join(f"partition {p.partition} at {now[p]} of {open_ends[p]}" for p in open_ends)
+                    )
+                finished = [place for place, position in now.items() if position >= open_ends[place]]
+                if finished:
+                    for place in finished:
+                        del open_ends[place]
+                    if open_ends:
+                        self._consumer.pause(*finished)
+        finally:
+            self._consumer.unsubscribe()
+
+    async def first(self, topic: str, partition: int, *, begin: int, end: int) -> LogRecord | None:
+        """The first committed record in [begin, end) of a partition; None when only markers lie there."""
+        span = Span(first=0, begin=begin, end=end)
+        reading = self.read(topic, {partition: span})
+        try:
+            async for record in reading:
+                return record
+            return None
+        finally:
+            await reading.aclose()  # type: ignore[attr-defined]
+
+
+@asynccontextmanager
+async def open_log(settings: KafkaSettings) -> AsyncIterator[LogReader]:
+    """A reader of the log; raises BusUnavailable when the broker cannot be reached."""
+    async with open_consumer(settings, group=None, max_poll_records=2000, request_timeout_ms=10_000) as consumer:
+        yield LogReader(consumer)

@@ -1,0 +1,12 @@
+-- name: positions
+SELECT partition, next_offset FROM consumer_offsets WHERE consumer_group = $1 AND topic = $2
+
+-- name: dead
+SELECT partition, "offset" FROM dead_letters WHERE topic = $1
+
+-- name: rows
+SELECT customer_id, hour, model, version, price_id, meter, quantity FROM usage_hourly
+WHERE $1::timestamptz IS NULL OR hour >= $1
+
+-- name: processed
+SELECT request_id FROM processed_requests WHERE $1::timestamptz IS NULL OR occurred_at >= $1

@@ -1,0 +1,159 @@
+"""What the worker's tests do from the outside: publish models, put requests on the log, read what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from infra.kafka import AIOKafkaConsumer, Producer, TopicPartition, open_admin, open_consumer, open_producer
+from infra.settings import KafkaSettings, WorkerSettings, worker_settings
+from schemas.codec import decode
+from schemas.codec import encode as encode_record
+from schemas.keys import worker_group
+from schemas.records import DeadLetter, InferenceFinished, InferenceRequested, UsageRecorded
+from schemas.topics import DEAD_LETTERS, RESULTS, USAGE, partition_for, requests_topic
+from tests.conditions import eventually
+from tests.factories import requested
+from tests.processes import ROOT, Process, free_port
+
+WORKER = ["python", "-m", "gpu_worker"]
+
+
+def publish(env: Mapping[str, str], name: str, bundle: Path, *options: str) -> str:
+    """The version of a published bundle, through the command a user would type."""
+    done = subprocess.run(
+        [sys.executable, "-m", "infra.cli", "models", "publish", name, str(bundle), "--json", *options],
+        env={**env, "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    version: str = json.loads(done.stdout.splitlines()[-1])["version"]
+    return version
+
+
+def start_worker(spawn: Any, env: Mapping[str, str], *, wait: bool = True, **settings: str) -> Process:
+    """A worker process; with `wait`, one that has joined its group."""
+    port = free_port()
+    process: Process = spawn(WORKER, {**env, "INFERLOG_WORKER_PORT": str(port), **settings}, name="worker")
+    if wait:
+        process.wait_ready(f"http://127.0.0.1:{port}/readyz")
+    return process
+
+
+def admitted(version: str, *, within_s: float = 30.0, **changes: Any) -> InferenceRequested:
+    """A request admitted now."""
+    now = datetime.now(timezone.utc)
+    fields: dict[str, Any] = {"occurred_at": now, "deadline_at": now + timedelta(seconds=within_s), "version": version}
+    return requested(**{**fields, **changes})
+
+
+@dataclass
+class Seen:
+    """Everything that came back, by request id, in the order of the log."""
+
+    results: dict[UUID, list[InferenceFinished]] = field(default_factory=lambda: defaultdict(list))
+    usage: dict[UUID, list[UsageRecorded]] = field(default_factory=lambda: defaultdict(list))
+    dead_letters: list[DeadLetter] = field(default_factory=list)
+
+
+class Desk:
+    """One test's view of the log."""
+
+    def __init__(self, settings: KafkaSettings, producer: Producer, consumer: AIOKafkaConsumer) -> None:
+        self.settings = settings
+        self.producer = producer
+        self._consumer = consumer
+        self.topic = requests_topic().in_namespace(settings.namespace).name
+        self._partitions = requests_topic().partitions
+        self.seen = Seen()
+
+    async def submit(self, requests: Sequence[InferenceRequested], *, partition: int | None = None) -> None:
+        """As the gateway does: each on a partition of its version, all acknowledged."""
+        futures = [
+            await self.producer.enqueue(
+                self.topic,
+                encode_record(r),
+                key=r.request_id.bytes,
+                partition=partition
+                if partition is not None
+                else partition_for(r.version, r.request_id.int, partitions=self._partitions, spread=2),
+                timeout_s=10,
+            )
+            for r in requests
+        ]
+        await self.producer.acknowledged(futures, timeout_s=10)
+
+    async def read(self) -> Seen:
+        """Everything on the log up to now."""
+        ends = await self._consumer.end_offsets(self._consumer.assignment())
+        while True:
+            behind = [tp for tp, end in ends.items() if await self._consumer.position(tp) < end]
+            if not behind:
+                return self.seen
+            for records in (await self._consumer.getmany(timeout_ms=100)).values():
+                for record in records:
+                    self._take(record.topic, record.value)
+
+    async def results_of(self, requests: Sequence[InferenceRequested], *, timeout_s: float = 30.0) -> list[InferenceFinished]:
+        """The first result of each, once there is one for all."""
+
+        async def all_there() -> bool:
+            seen = await self.read()
+            missing = [r for r in requests if r.request_id not in seen.results]
+            if missing:
+                raise LookupError(f"{len(missing)} of {len(requests)} have no result")
+            return True
+
+        await eventually(all_there, timeout_s=timeout_s, what="results")
+        return [self.seen.results[r.request_id][0] for r in requests]
+
+    async def committed(self) -> int:
+        """Sum of the group's committed positions."""
+        async with open_admin(self.settings) as admin:
+            group = worker_group(self.settings.namespace, "default")
+            return sum((await admin.committed(group)).values())
+
+    def _take(self, topic: str, value: bytes) -> None:
+        if topic.endswith(RESULTS.name):
+            finished = decode(value, InferenceFinished)
+            self.seen.results[finished.request_id].append(finished)
+        elif topic.endswith(USAGE.name):
+            usage = decode(value, UsageRecorded)
+            self.seen.usage[usage.request_id].append(usage)
+        else:
+            self.seen.dead_letters.append(decode(value, DeadLetter))
+
+
+@asynccontextmanager
+async def open_desk(env: Mapping[str, str]) -> AsyncIterator[Desk]:
+    """A desk on a test's own topics."""
+    settings: WorkerSettings = worker_settings(env)
+    kafka = settings.kafka
+    async with open_producer(kafka) as producer, open_consumer(kafka, group=None) as consumer:
+        consumer.assign(
+            [
+                TopicPartition(topic.in_namespace(kafka.namespace).name, partition)
+                for topic in (RESULTS, USAGE, DEAD_LETTERS)
+                for partition in range(topic.partitions)
+            ]
+        )
+        yield Desk(kafka, producer, consumer)
+
+
+async def both(*work: Any) -> list[Any]:
+    """Several coroutines at once."""
+    return list(await asyncio.gather(*work))

@@ -1,0 +1,68 @@
+"""The ledger's tables in memory, with the same rules, and faults on demand."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from copy import deepcopy
+from uuid import UUID
+
+import asyncpg
+
+from streams.dead_letters import DeadLetterRow
+from streams.projections import LocatedUsage, NextOffset, hourly_rows
+
+BIGINT_MAX = 2**63 - 1
+
+
+class FakeTransaction:
+    def __init__(self, ledger: FakeLedger) -> None:
+        self._ledger = ledger
+
+    async def count(self, usages: Sequence[LocatedUsage]) -> int:
+        self._ledger.counts += 1
+        fresh = [u for u in usages if u.record.request_id not in self._ledger.processed]
+        sums = dict(self._ledger.sums)
+        for row in hourly_rows(fresh):
+            key = row.values()[:6]
+            sums[key] = sums.get(key, 0) + row.quantity
+            if sums[key] > BIGINT_MAX:
+                raise asyncpg.NumericValueOutOfRangeError("bigint out of range")
+        self._ledger.sums = sums
+        self._ledger.processed |= {u.record.request_id for u in fresh}
+        return len(fresh)
+
+    async def set_aside(self, letters: Sequence[DeadLetterRow]) -> None:
+        for x in letters:
+            self._ledger.dead.setdefault((x.source.partition, x.source.offset), x.reason)
+
+    async def advance(self, offsets: Sequence[NextOffset]) -> None:
+        for o in offsets:
+            known = self._ledger.positions.get(o.partition, 0)
+            self._ledger.positions[o.partition] = max(known, o.next_offset)
+
+
+class FakeLedger:
+    """`before` and `after_commit` are called around each transaction and may raise what a driver would."""
+
+    def __init__(self) -> None:
+        self.processed: set[UUID] = set()
+        self.sums: dict[tuple[object, ...], int] = {}
+        self.dead: dict[tuple[int, int], str] = {}
+        self.positions: dict[int, int] = {}
+        self.counts = 0
+        self.transactions = 0
+        self.before: Callable[[], None] = lambda: None
+        self.after_commit: Callable[[], None] = lambda: None
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[FakeTransaction]:
+        self.transactions += 1
+        self.before()
+        kept = deepcopy((self.processed, self.sums, self.dead, self.positions))
+        try:
+            yield FakeTransaction(self)
+        except BaseException:
+            self.processed, self.sums, self.dead, self.positions = kept
+            raise
+        self.after_commit()

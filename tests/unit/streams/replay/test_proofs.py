@@ -1,0 +1,174 @@
+"""I1 and I2: honest logs are accepted, each planted violation is caught and named."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from schemas.records import BucketCharge, InferenceRequested, UsageRecorded
+from streams.replay.proofs import LedgerKey, LedgerProof, LimitProof, Verdict, worst_slack
+from tests.factories import NOON, requested
+from tests.unit.streams.usage_samples import usage
+
+HOUR = NOON.replace(minute=0)
+
+
+def key(meter: str, *, customer: str = "acme", hours: int = 0) -> LedgerKey:
+    return (customer, HOUR + timedelta(hours=hours), "digits", "a" * 64, "standard-v1", meter)
+
+
+def judge(
+    records: list[UsageRecorded],
+    rows: dict[LedgerKey, int],
+    processed: list[UUID],
+    *,
+    next_offset: int | None = None,
+    dead: frozenset[tuple[int, int]] = frozenset(),
+    **options: Any,
+) -> Verdict:
+    position = len(records) if next_offset is None else next_offset
+    proof = LedgerProof(next_offsets={0: position}, dead=dead, **options)
+    for offset, record in enumerate(records):
+        proof.add(0, offset, record)
+    return proof.finish(rows=rows, processed=processed)
+
+
+THREE = [usage(1), usage(2), usage(3)]
+IDS = [u.request_id for u in THREE]
+ROWS = {key("items"): 12, key("requests"): 3}
+
+
+def kinds(verdict: Verdict) -> list[str]:
+    return [f.what for f in verdict.findings]
+
+
+def test_an_honest_ledger_holds() -> None:
+    verdict = judge(THREE, ROWS, IDS)
+    assert verdict.holds is True
+    assert verdict.figures["requests"] == 3
+
+
+def test_duplicates_on_the_topic_are_counted_and_change_nothing() -> None:
+    verdict = judge([*THREE, *THREE, THREE[0]], ROWS, IDS)
+    assert verdict.holds is True
+    assert verdict.figures["duplicates"] == 4
+
+
+def test_records_past_the_ledgers_position_are_not_demanded() -> None:
+    verdict = judge([*THREE, usage(4)], ROWS, IDS, next_offset=3)
+    assert verdict.holds is True
+    assert verdict.figures["not_yet_read"] == 1
+
+
+def test_records_before_since_are_not_looked_at() -> None:
+    early = usage(9, minutes=-1)
+    assert judge([early, *THREE], ROWS, IDS, since=HOUR).holds is True
+
+
+def test_set_aside_records_are_not_demanded() -> None:
+    verdict = judge([*THREE, usage(4)], ROWS, IDS, dead=frozenset({(0, 3)}))
+    assert verdict.holds is True
+    assert verdict.figures["set_aside"] == 1
+
+
+@pytest.mark.parametrize(
+    ("records", "rows", "processed", "kind", "example"),
+    [
+        (THREE, {**ROWS, key("items"): 16}, IDS, "ledger and topic differ", "items: ledger 16, topic 12"),
+        (THREE, {key("items"): 12}, IDS, "ledger and topic differ", "requests: ledger 0, topic 3"),
+        (THREE, {**ROWS, key("items", hours=1): 4}, IDS, "ledger and topic differ", "2026-03-01T13Z"),
+        (THREE, {**ROWS, key("items", customer="eve"): 4}, IDS, "ledger and topic differ", "eve"),
+        (THREE, ROWS, IDS[:2], "request on the topic was never billed", str(IDS[2])),
+        (THREE, ROWS, [*IDS, UUID(int=99)], "billed request is not on the topic", str(UUID(int=99))),
+        (
+            [*THREE, usage(3, quantities={"requests": 1, "items": 5})],
+            ROWS,
+            IDS,
+            "usage records of one request differ",
+            str(IDS[2]),
+        ),
+    ],
+)
+def test_each_planted_violation_is_caught_and_named(
+    records: list[UsageRecorded], rows: dict[LedgerKey, int], processed: list[UUID], kind: str, example: str
+) -> None:
+    verdict = judge(records, rows, processed)
+    assert verdict.holds is False
+    assert kinds(verdict) == [kind]
+    assert example in verdict.findings[0].examples[0]
+
+
+def test_an_undecodable_record_must_have_been_set_aside() -> None:
+    for dead, holds in ((frozenset[tuple[int, int]](), False), (frozenset({(0, 0)}), True)):
+        proof = LedgerProof(next_offsets={0: 1}, dead=dead)
+        proof.add_undecodable(0, 0)
+        proof.add_undecodable(0, 1)  # not yet read by the ledger
+        verdict = proof.finish(rows={}, processed=[])
+        assert verdict.holds is holds
+        assert verdict.figures["undecodable"] == 1
+
+
+def test_a_trimmed_topic_is_not_called_proved() -> None:
+    proof = LedgerProof(next_offsets={0: 3}, dead=frozenset())
+    assert proof.finish(rows=ROWS, processed=IDS, notes=["the head is gone"]).holds is None
+
+
+def test_only_the_first_ten_examples_are_kept_and_all_are_counted() -> None:
+    verdict = judge([], {}, [UUID(int=n) for n in range(1, 26)])
+    assert verdict.findings[0].count == 25
+    assert len(verdict.findings[0].examples) == 10
+
+
+def admission(micros: int, *, cost: int = 1, interval_us: int = 100, burst: int = 2, bucket: str = "key:k1") -> Any:
+    return requested(
+        limiter_time=NOON + timedelta(microseconds=micros),
+        limiter_buckets=(BucketCharge(bucket=bucket, interval_us=interval_us, burst=burst, cost=cost, remaining=0),),
+    )
+
+
+def limits(*records: InferenceRequested) -> Verdict:
+    proof = LimitProof()
+    for record in records:
+        proof.add(record)
+    return proof.finish()
+
+
+def test_a_full_burst_and_then_the_rate_holds_without_slack_to_spare() -> None:
+    verdict = limits(admission(200), admission(0), admission(0), admission(100))  # order of arrival is no matter
+    assert verdict.holds is True
+    assert verdict.figures["worst_slack_us"] == 0
+
+
+def test_one_microsecond_too_soon_is_caught_with_its_pair() -> None:
+    first, last = admission(0), admission(99)
+    verdict = limits(first, admission(0), last)
+    assert verdict.holds is False
+    assert verdict.figures["worst_slack_us"] == -1
+    assert "1 µs too soon" in verdict.findings[0].examples[0]
+    assert str(last.request_id) in verdict.findings[0].examples[0]
+
+
+def test_buckets_are_judged_apart_and_cost_counts() -> None:
+    assert limits(admission(0), admission(0), admission(0, bucket="key:k2"), admission(0, bucket="key:k2")).holds
+    assert limits(admission(0, cost=2), admission(99)).holds is False
+    assert limits(admission(0, cost=2), admission(100)).holds is True
+
+
+def test_a_redelivered_admission_counts_once_and_another_admission_of_it_again() -> None:
+    a = admission(0, burst=1)
+    assert limits(a, a).holds is True
+    again = admission(50, burst=1)
+    object.__setattr__(again, "request_id", a.request_id)
+    assert limits(a, again).holds is False
+
+
+def test_admissions_without_evidence_are_counted() -> None:
+    verdict = limits(requested(limiter_buckets=(), request_id=uuid4()))
+    assert verdict.figures["without_evidence"] == 1
+
+
+def test_no_admissions_have_no_slack() -> None:
+    assert worst_slack([], interval_us=1, burst=1) is None

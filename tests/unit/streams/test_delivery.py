@@ -1,0 +1,161 @@
+"""The boundary returns only after COMMIT, holds while Postgres is away, and finds the one bad record."""
+
+from __future__ import annotations
+
+import asyncpg
+import pytest
+
+from streams.dead_letters import AllRecordsBad
+from streams.delivery import LONGEST_PAUSE_S, Delivery, LedgerUnavailable
+from tests.unit.streams.fake_ledger import BIGINT_MAX, FakeLedger
+from tests.unit.streams.usage_samples import raw, usage
+
+
+class Time:
+    """A clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.pauses: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+    def clock(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def ledger() -> FakeLedger:
+    return FakeLedger()
+
+
+@pytest.fixture
+def delivery(ledger: FakeLedger, time: Time) -> Delivery:
+    return Delivery(ledger, give_up_s=600, sleep=time.sleep, clock=time.clock, jitter=lambda: 1.0)
+
+
+def total(ledger: FakeLedger, meter: str = "items") -> int:
+    return sum(quantity for key, quantity in ledger.sums.items() if key[5] == meter)
+
+
+async def test_counts_and_moves_the_position(delivery: Delivery, ledger: FakeLedger) -> None:
+    await delivery.deliver([raw(usage(1), 10), raw(usage(2), 11), raw(usage(3), 5, partition=1)])
+    assert total(ledger) == 12
+    assert ledger.positions == {0: 12, 1: 6}
+
+
+async def test_the_same_request_twice_in_a_batch_counts_once(delivery: Delivery, ledger: FakeLedger) -> None:
+    await delivery.deliver([raw(usage(1), 0), raw(usage(1), 1)])
+    assert total(ledger) == 4
+    assert not ledger.dead
+
+
+async def test_the_same_request_in_two_batches_counts_once(delivery: Delivery, ledger: FakeLedger) -> None:
+    await delivery.deliver([raw(usage(1), 0)])
+    await delivery.deliver([raw(usage(1), 1)])
+    assert total(ledger) == 4
+    assert ledger.positions == {0: 2}
+
+
+async def test_a_contradicting_record_is_set_aside(delivery: Delivery, ledger: FakeLedger) -> None:
+    await delivery.deliver([raw(usage(1), 0), raw(usage(1, quantities={"items": 9}), 1)])
+    assert total(ledger) == 4
+    assert "differs from its usage record at partition 0 offset 0" in ledger.dead[0, 1]
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (b"not avro", "expected UsageRecorded framed"),
+        (None, "without a value"),
+        (usage(7, quantities={"items": -1}), "meter 'items' is -1"),
+        (usage(7, quantities={}), "quantities: is empty"),
+        (usage(7, customer=""), "customer_id: is empty"),
+    ],
+)
+async def test_a_bad_record_is_set_aside_and_its_neighbours_count(
+    delivery: Delivery, ledger: FakeLedger, value: object, reason: str
+) -> None:
+    await delivery.deliver([raw(usage(1), 0), raw(value, 1), raw(usage(2), 2)])  # type: ignore[arg-type]
+    assert total(ledger) == 8
+    assert list(ledger.dead) == [(0, 1)]
+    assert reason in ledger.dead[0, 1]
+    assert ledger.positions == {0: 3}
+
+
+async def test_a_refused_record_is_found_by_halving(delivery: Delivery, ledger: FakeLedger) -> None:
+    records = [raw(usage(n), n) for n in range(64)]
+    records[37] = raw(usage(37, quantities={"items": BIGINT_MAX}), 37)
+    await delivery.deliver(records)
+    assert len(ledger.dead) == 1
+    assert "bigint out of range" in ledger.dead[next(iter(ledger.dead))]
+    assert len(ledger.processed) == 63
+    assert ledger.counts < 20  # about 2·log2(64), not 64
+
+
+async def test_holds_through_an_outage_and_loses_nothing(delivery: Delivery, ledger: FakeLedger, time: Time) -> None:
+    seen: list[str | None] = []
+
+    def before() -> None:
+        seen.append(delivery.holding)
+        if len(seen) <= 8:
+            raise ConnectionRefusedError("no one listens")
+
+    ledger.before = before
+    await delivery.deliver([raw(usage(1), 0)])
+    assert total(ledger) == 4
+    assert seen[0] is None
+    assert "no one listens" in str(seen[5])
+    assert delivery.holding is None
+    assert time.pauses == sorted(time.pauses)
+    assert max(time.pauses) <= LONGEST_PAUSE_S
+
+
+async def test_an_unknown_commit_outcome_counts_once(delivery: Delivery, ledger: FakeLedger) -> None:
+    def cut_once() -> None:
+        ledger.after_commit = lambda: None
+        raise asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation")
+
+    ledger.after_commit = cut_once
+    await delivery.deliver([raw(usage(1), 0)])
+    assert ledger.transactions == 2
+    assert total(ledger) == 4
+
+
+async def test_gives_up_in_time_with_nothing_written(ledger: FakeLedger, time: Time) -> None:
+    delivery = Delivery(ledger, give_up_s=30, sleep=time.sleep, clock=time.clock)
+
+    def away() -> None:
+        raise ConnectionRefusedError("no one listens")
+
+    ledger.before = away
+    with pytest.raises(LedgerUnavailable, match="no one listens"):
+        await delivery.deliver([raw(usage(1), 0)])
+    assert 30 <= time.now < 31
+    assert not ledger.positions
+
+
+async def test_any_other_refusal_is_raised_at_once(delivery: Delivery, ledger: FakeLedger, time: Time) -> None:
+    def bug() -> None:
+        raise asyncpg.UndefinedTableError("relation does not exist")
+
+    ledger.before = bug
+    with pytest.raises(asyncpg.UndefinedTableError):
+        await delivery.deliver([raw(usage(1), 0)])
+    assert not time.pauses
+    assert not ledger.positions
+
+
+async def test_a_large_batch_without_one_good_record_stops_the_stream(delivery: Delivery, ledger: FakeLedger) -> None:
+    with pytest.raises(AllRecordsBad, match="all 100 records"):
+        await delivery.deliver([raw(b"\x00\x00\x00\x27\x0fnew schema", n) for n in range(100)])
+    assert not ledger.dead
+    await delivery.deliver([raw(b"junk", n) for n in range(99)])  # a small one is set aside
+    assert len(ledger.dead) == 99

@@ -1,0 +1,46 @@
+"""Usage records and their places on a log, for the tests of the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
+from uuid import UUID
+
+from schemas.codec import encode
+from schemas.ids import usage_id
+from schemas.records import UsageRecorded
+from streams.dead_letters import RawRecord
+from streams.projections import LocatedUsage
+
+NOON = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
+TOPIC = "inference.usage.v1"
+
+
+def usage(
+    number: int,
+    *,
+    customer: str = "acme",
+    minutes: int = 0,
+    quantities: Mapping[str, int] | None = None,
+    version: str = "a" * 64,
+) -> UsageRecorded:
+    request_id = UUID(int=number + 1)
+    return UsageRecorded(
+        event_id=usage_id(request_id),
+        occurred_at=NOON + timedelta(minutes=minutes),
+        request_id=request_id,
+        customer_id=customer,
+        model="digits",
+        version=version,
+        price_id="standard-v1",
+        quantities={"requests": 1, "items": 4} if quantities is None else quantities,
+    )
+
+
+def raw(record: UsageRecorded | bytes | None, offset: int, *, partition: int = 0) -> RawRecord:
+    value = encode(record) if isinstance(record, UsageRecorded) else record
+    return RawRecord(topic=TOPIC, partition=partition, offset=offset, key=b"acme", value=value)
+
+
+def located(record: UsageRecorded, offset: int = 0, *, partition: int = 0) -> LocatedUsage:
+    return LocatedUsage(record=record, source=raw(record, offset, partition=partition))
