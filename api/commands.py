@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import click
 
 from api.admission.keys import mint
-from infra.postgres import Connection, DatabaseUnavailable, connect, is_outage, is_unique_violation, queries
+from infra.postgres import Connection, connect, is_outage, is_unique_violation, queries
 from infra.redis import RedisError, open_redis
 from infra.settings import OperatorSettings, api_settings, operator_settings
 from schemas.keys import RedisKeys
@@ -92,7 +92,9 @@ def keys() -> None:
     """Create, list and revoke API keys."""
 
 
-@keys.command("create", epilog="Example:  inferlog keys create cust_4k7… --label ci --requests-per-s 5 --expires-in 90d")
+@keys.command(
+    "create", epilog="Example:  inferlog keys create cust_4k7… --label ci --requests-per-s 5 --expires-in 90d"
+)
 @click.argument("customer")
 @click.option("--label", default="", help="What the key is for; only shown in lists.")
 @click.option("--requests-per-s", type=_rate, help="Rate of this key; the customer's when not given.")
@@ -186,7 +188,7 @@ def revoke_key(key_id: str, as_json: bool) -> None:
 async def _add_revoked(settings: OperatorSettings, customer_id: str, key_id: str) -> None:
     async with open_redis(settings.redis, timeout_s=2.0) as client:
         name = RedisKeys(namespace=settings.redis.namespace).revoked_keys(customer_id)
-        await client.execute_command("SADD", name, key_id)
+        await client.sadd(name, key_id)
 
 
 def _in_postgres(settings: OperatorSettings, work: Callable[[Connection], Awaitable[T]]) -> T:

@@ -136,7 +136,7 @@ class ModelFailed(ApiError):
 
 
 def retry_after(seconds: float) -> dict[str, str]:
-    """Headers that tell clients when to come back: whole seconds rounded up, and milliseconds for those that read them."""
+    """Headers that say when to come back: whole seconds rounded up, and milliseconds for clients that read them."""
     return {"Retry-After": str(max(1, math.ceil(seconds))), "retry-after-ms": str(max(1, math.ceil(seconds * 1000)))}
 
 

@@ -37,6 +37,7 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
             body=orjson.dumps(document), status=error.status, headers={**error.headers, "Content-Type": content_type}
         )
     response.headers[REQUEST_ID] = str(request_id)
+    response.headers["Server"] = "inferlog"  # not which library in which version
     return response
 
 

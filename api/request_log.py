@@ -69,11 +69,14 @@ class RequestLog:
         topic = self._topics.get(pool)
         if topic is None:
             topic = self._topics[pool] = prefixed(self._namespace, requests_topic(pool).name)
-        try:
-            partitions = self._partitions.get(topic)
-            if partitions is None:
+        partitions = self._partitions.get(topic)
+        if partitions is None:
+            try:
                 partitions = await sender.partitions(topic, timeout_s=ACK_WITHIN_S)
-                self._partitions[topic] = partitions
+            except BusUnavailable as error:  # of one topic: no reason to give up the sender of all
+                raise self._unavailable(record) from error
+            self._partitions[topic] = partitions
+        try:
             await sender.send(
                 topic,
                 encode(record),

@@ -105,10 +105,11 @@ class Results:
     def forget(self, waiter: Waiter) -> None:
         """Stop waiting."""
         self._waiting.pop(waiter.request_id.bytes, None)
-        waiter.finished.cancel()
+        if not waiter.finished.cancel() and not waiter.finished.cancelled():
+            waiter.finished.exception()  # seen, also when the caller was told something else
 
     async def wait(self, waiter: Waiter, *, within_s: float) -> InferenceFinished:
-        """The result. Raises DeadlinePassed after `within_s`, Unavailable when Redis stays away; both name the request."""
+        """The result. Raises DeadlinePassed after `within_s`, Unavailable when Redis stays away; both name its id."""
         timer = asyncio.get_running_loop().call_later(within_s, _expire, waiter)
         try:
             return await waiter.finished
@@ -161,16 +162,15 @@ class Results:
             for w in self._waiting.values():
                 w.refuse(
                     Unavailable(
-                        f"request {w.request_id} was accepted, but its result cannot be read now: Redis does not answer",
+                        f"request {w.request_id} was accepted; its result cannot be read now: Redis does not answer",
                         code="results_away",
                     )
                 )
 
     async def drain(self, *, within_s: float) -> None:
         """Before the process ends: let waiting requests finish, then tell the rest which request they lost sight of."""
-        ends_s = time.monotonic() + within_s
-        while self._waiting and time.monotonic() < ends_s:
-            await asyncio.sleep(0.02)
+        if self._waiting:
+            await asyncio.wait([w.finished for w in self._waiting.values()], timeout=within_s)
         for w in self._waiting.values():
             w.refuse(Unavailable(f"request {w.request_id} was accepted, but this gateway is stopping", code="stopping"))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -46,6 +47,8 @@ async def serve(settings: WorkerSettings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    # A thread of its own: the first version to load must not wait for it, nor the process at its end.
+    threading.Thread(target=runner.prime, name="prime", daemon=True).start()
     health = Health()
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(_health_server(health, settings.health_port))

@@ -111,7 +111,7 @@ class Inbox(ConsumerRebalanceListener):  # type: ignore[misc]  # the library has
         return mine
 
     def done(self, deliveries: Sequence[Delivery]) -> None:
-        """Let their offsets be committed; for a partition lost meanwhile nothing happens, its next owner redoes them."""
+        """Let their offsets be committed; for a partition lost meanwhile nothing happens, its owner redoes them."""
         for delivery in deliveries:
             held = self._held.get(delivery.partition)
             if held is not None and held.generation == delivery.generation:

@@ -6,6 +6,7 @@ it becomes a version. Values such as NaN are data; only shapes, datatypes and ex
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -53,6 +54,18 @@ Inputs = Sequence[tuple[Tensor, ...]]
 def use_threads(count: int) -> None:
     """Let each operation use `count` cores. One is right where several processes share a machine."""
     torch.set_num_threads(count)
+
+
+def prime() -> None:
+    """Import what reading a `.pt2` file needs, by doing it once: seconds that the first real one would wait for."""
+    example = (torch.ones(2, 2),)
+    rows = torch.export.Dim("rows", min=1, max=4)
+    with torch.no_grad():
+        program = torch.export.export(torch.nn.Linear(2, 2), example, dynamic_shapes=({0: rows},))
+    archive = io.BytesIO()
+    torch.export.save(program, archive)
+    archive.seek(0)
+    torch.export.load(archive).module()
 
 
 def load(folder: Path, manifest: Manifest, *, device: str) -> LoadedModel:

@@ -57,6 +57,8 @@ class LagReader:
 @asynccontextmanager
 async def open_lag_reader(settings: KafkaSettings, *, request_timeout_ms: int = 2000) -> AsyncIterator[LagReader]:
     """A started reader. Raises BusUnavailable."""
-    async with open_admin(settings, request_timeout_ms=request_timeout_ms) as admin:
-        async with open_consumer(settings, group=None, request_timeout_ms=request_timeout_ms) as consumer:
-            yield LagReader(admin, consumer)
+    async with (
+        open_admin(settings, request_timeout_ms=request_timeout_ms) as admin,
+        open_consumer(settings, group=None, request_timeout_ms=request_timeout_ms) as consumer,
+    ):
+        yield LagReader(admin, consumer)

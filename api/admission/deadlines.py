@@ -1,7 +1,7 @@
 """Whether a request would be served in time: how long each pool's queue is, and whether to shed.
 
-A background loop reads the queues once a second from the log itself: what was written minus what the pool's workers have
-committed. Shedding is a 503 with the time after which the queue should have room; a 429 is only ever the caller's own limit.
+A background loop reads the queues once a second from the log itself: what was written minus what the pool's workers
+have committed. Shedding is a 503 with the time after which there should be room; a 429 is only ever the caller's limit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The order of the checks every inference passes, in one place.
 
-Key, version, input, queue, limits: the cheap and certain refusals come first, and tokens are taken last, so that a refused
-call costs its caller nothing. After the gate the request is published, and from then on it is ours to answer.
+Key, version, input, queue, limits: the cheap and certain refusals come first, and tokens are taken last, so that a
+refused call costs its caller nothing. After the gate the request is published, and from then on it is ours to answer.
 """
 
 from __future__ import annotations

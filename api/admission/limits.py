@@ -10,16 +10,19 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any, Protocol
 
 from api.errors import RateLimited, Unauthorized, Unavailable, retry_after
-from infra.redis import Redis, RedisError, lua
+from infra.redis import LuaCall, Redis, RedisError, lua
 from schemas.ids import EPOCH
 from schemas.keys import RedisKeys
 from schemas.records import BucketCharge
 
 TIMEOUT_S = 0.25
 _COST = 1
+_MAX_BATCH = 256
+_MAX_PREPARED = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +65,11 @@ class LimiterAway(RuntimeError):
 class Script(Protocol):
     """Runs the limiter's script."""
 
-    async def run(self, calls: Sequence[tuple[Sequence[str], Sequence[str | int]]]) -> Sequence[Any]:
-        """One answer, or one exception as a value, per call of (keys, args). Raises LimiterAway."""
+    def prepare(self, keys: Sequence[str], args: Sequence[str | int]) -> LuaCall:
+        """One run, ready to be sent any number of times."""
+
+    async def run(self, calls: Sequence[LuaCall]) -> Sequence[Any]:
+        """One answer, or one exception as a value, per call. Raises LimiterAway."""
 
 
 class RedisScript:
@@ -73,7 +79,11 @@ class RedisScript:
         self._client = client
         self._lua = lua("api.admission", "limits")
 
-    async def run(self, calls: Sequence[tuple[Sequence[str], Sequence[str | int]]]) -> Sequence[Any]:
+    def prepare(self, keys: Sequence[str], args: Sequence[str | int]) -> LuaCall:
+        """See Script."""
+        return self._lua.prepare(keys, args)
+
+    async def run(self, calls: Sequence[LuaCall]) -> Sequence[Any]:
         """See Script."""
         try:
             return await asyncio.wait_for(self._lua.each(self._client, calls), TIMEOUT_S)
@@ -120,10 +130,15 @@ def judge(answer: Sequence[int], limits: Sequence[Limit]) -> Charge:
     )
 
 
+@lru_cache(maxsize=4096)
+def _policy(limits: tuple[Limit, ...]) -> str:
+    return ", ".join(f'"{b.kind}";q={b.burst};w={b.window_s}' for b in limits)
+
+
 def _headers(limits: Sequence[Limit], tightest: int, remaining: int, reset_us: int) -> dict[str, str]:
     b = limits[tightest]
     return {
-        "RateLimit-Policy": ", ".join(f'"{b.kind}";q={b.burst};w={b.window_s}' for b in limits),
+        "RateLimit-Policy": _policy(tuple(limits)),
         "RateLimit": f'"{b.kind}";r={remaining};t={-(-reset_us // 1_000_000)}',
         "x-ratelimit-limit-requests": str(b.burst),
         "x-ratelimit-remaining-requests": str(remaining),
@@ -137,13 +152,14 @@ class Limiter:
     def __init__(self, script: Script, keys: RedisKeys) -> None:
         self._script = script
         self._keys = keys
-        self._waiting: list[tuple[tuple[list[str], list[str | int]], asyncio.Future[Any]]] = []
+        self._prepared: dict[str, tuple[Sequence[Limit], LuaCall]] = {}
+        self._waiting: list[tuple[LuaCall, asyncio.Future[Sequence[int]]]] = []
         self._sender: asyncio.Task[None] | None = None
 
     async def take(self, customer_id: str, key_id: str, limits: Sequence[Limit]) -> Charge:
         """Take one request. Raises RateLimited, Unauthorized (revoked key), Unavailable (Redis away)."""
-        decided: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append((script_call(self._keys, customer_id, key_id, limits), decided))
+        decided: asyncio.Future[Sequence[int]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((self._call(customer_id, key_id, limits), decided))
         if self._sender is None or self._sender.done():
             self._sender = asyncio.ensure_future(self._send())
         try:
@@ -152,24 +168,36 @@ class Limiter:
             raise Unavailable("limits cannot be checked now: Redis does not answer", code="limiter_away") from error
         return judge(answer, limits)
 
+    def _call(self, customer_id: str, key_id: str, limits: Sequence[Limit]) -> LuaCall:
+        known = self._prepared.get(key_id)
+        if known is not None and known[0] is limits:  # the same object until the key is looked up again
+            return known[1]
+        if len(self._prepared) >= _MAX_PREPARED:
+            self._prepared.clear()
+        call = self._script.prepare(*script_call(self._keys, customer_id, key_id, limits))
+        self._prepared[key_id] = (limits, call)
+        return call
+
     async def _send(self) -> None:
         while self._waiting:
-            batch, self._waiting = self._waiting, []
+            batch, self._waiting = self._waiting[:_MAX_BATCH], self._waiting[_MAX_BATCH:]
             try:
                 answers = await self._script.run([call for call, _ in batch])
             except LimiterAway as error:
                 # Those that still wait were never sent. They fail with the rest, or each would wait its own timeout.
                 batch, self._waiting = batch + self._waiting, []
-                answers = [LimiterAway(str(error)) for _ in batch]
+                answers = [error] * len(batch)
             except BaseException as error:
-                for _, decided in batch:
-                    if not decided.done():
-                        decided.set_exception(LimiterAway(type(error).__name__))
+                _settle(batch, [error] * len(batch))
                 raise
-            for (_, decided), answer in zip(batch, answers, strict=True):
-                if decided.done():
-                    continue  # its caller has left
-                if isinstance(answer, Exception):
-                    decided.set_exception(answer if isinstance(answer, LimiterAway) else LimiterAway(str(answer)))
-                else:
-                    decided.set_result(answer)
+            _settle(batch, answers)
+
+
+def _settle(batch: Sequence[tuple[LuaCall, asyncio.Future[Sequence[int]]]], answers: Sequence[Any]) -> None:
+    for (_, decided), answer in zip(batch, answers, strict=True):
+        if decided.done():
+            continue  # its caller has left
+        if isinstance(answer, BaseException):
+            decided.set_exception(LimiterAway(f"{type(answer).__name__}: {answer}"))
+        else:
+            decided.set_result(answer)

@@ -113,7 +113,7 @@ class Catalogue:
             return known[0]
         if not _PREFIX.fullmatch(version):
             raise NotFound(
-                f"unknown version '{_shown(version)}' of model '{model}'; a version is 64 hex digits, or at least its first 8",
+                f"unknown version '{_shown(version)}' of model '{model}'; a version is 64 hex digits or their first 8",
                 code="version_not_found",
                 param="version",
             )

@@ -15,7 +15,7 @@ BODY_WITHIN_S = 10.0
 
 
 async def read_body(request: web.Request) -> bytes:
-    """The whole body. Raises TooLarge, also for a chunked body that says no length; BadInput when it does not arrive."""
+    """The whole body. Raises TooLarge, also for a chunked body without a length; BadInput when it does not arrive."""
     limit = request.client_max_size
     if request.content_length is not None and request.content_length > limit:
         raise _too_large(limit)

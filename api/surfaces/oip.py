@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from aiohttp import web
@@ -17,7 +18,13 @@ from api.surfaces.tensor_json import parse_inputs, render_tensor
 from schemas.manifest import TensorSpec
 
 SERVER_NAME = "inferlog"
-SERVER_VERSION = "0.1.0"
+
+
+def _server_version() -> str:
+    try:
+        return version("inferlog")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "0"
 
 
 class InferCall:
@@ -114,7 +121,7 @@ def _timeout_s(parameters: Any) -> float | None:
 
 async def server_metadata(_request: web.Request) -> web.Response:
     """`GET /v2`."""
-    return json_answer({"name": SERVER_NAME, "version": SERVER_VERSION, "extensions": []})
+    return json_answer({"name": SERVER_NAME, "version": _server_version(), "extensions": []})
 
 
 async def live(_request: web.Request) -> web.Response:

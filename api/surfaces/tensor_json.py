@@ -137,7 +137,7 @@ def _shape(found: Any, spec: TensorSpec) -> tuple[int, ...]:
 
 
 def _flatten(name: str, data: list[Any], shape: Sequence[int]) -> list[Any]:
-    """Nested data as a flat list, its nesting checked against the shape. Flat data of the wrong length stays as it is."""
+    """Nested data as a flat list, its nesting checked against the shape; flat data stays as it is."""
     if not any(type(part) is list for part in data):
         return data
     level = [data]

@@ -101,7 +101,7 @@ def run(url: str) -> list[Check]:
         equal_answers("minilm", sent["globex"].answers, minilm.reference(sentences), tolerance=1e-4),
         equal_accuracy(sent["acme"].answers, digits.reference(bundles / "digits", rows), labels),
         equal_totals("accepted = billed per customer", "accepted", "billed", accepted, billed),
-        equal_totals("Stripe's sum = ledger's sum", "ledger", "Stripe", *_both_sides(compared)),
+        equal_totals("Stripe's sum = ledger's sum", "ledger", "Stripe", *_both_sides(compared, {c.customer_id: c.name for c in customers})),
         refused_free(
             {c.name: sent[c.name].refused for c in customers if sent[c.name].refused or c is initech},
             {c.name: billed.get((c.name, "requests"), 0) for c in customers},
@@ -113,7 +113,7 @@ def run(url: str) -> list[Check]:
 
 
 def _customer(name: str, rate: int, burst: int) -> Customer:
-    known = {c["name"]: c["customer_id"] for c in inferlog_json("customers", "list")["customers"]}
+    known = {c["name"]: c["customer_id"] for c in inferlog_json("customers", "list")}
     if name not in known:
         made = inferlog_json("customers", "create", name, "--requests-per-s", str(rate), "--burst", str(burst))
         known[name] = made["customer_id"]
@@ -182,13 +182,14 @@ def _wait_for_ledger(url: str, customers: list[Customer], before: dict[str, Coun
         time.sleep(0.5)
 
 
-def _both_sides(compared: Any) -> tuple[Totals, Totals]:
+def _both_sides(compared: Any, names: dict[str, str]) -> tuple[Totals, Totals]:
+    """The ledger's and Stripe's totals of every hour so far, of earlier runs too."""
     ledger: Totals = {}
     stripe: Totals = {}
-    for row in compared["rows"]:
-        key = (row["customer"], row["meter"])
-        ledger[key] = ledger.get(key, 0) + row["ledger_units"]
-        stripe[key] = stripe.get(key, 0) + row["stripe_units"]
+    for row in compared["compared"]:
+        key = (names.get(row["customer_id"], row["customer_id"]), row["meter"])
+        ledger[key] = row["ledger_units"]
+        stripe[key] = row["stripe_units"]
     return ledger, stripe
 
 

@@ -11,6 +11,7 @@ from infra.local.part import Command, Part, Say
 
 _PORTS = ("kafka", "kafka_controller")
 
+# `log.dirs` is a list of folders, and relative: a comma in the home's path would make two of it.
 # A broker that was killed may register again only once its session is over, hence the short session.
 _PROPERTIES = """\
 process.roles=broker,controller
@@ -21,7 +22,7 @@ advertised.listeners=PLAINTEXT://{host}:{broker},CONTROLLER://{host}:{controller
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
 listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
-log.dirs={logs}
+log.dirs=log
 auto.create.topics.enable=false
 broker.heartbeat.interval.ms=1000
 broker.session.timeout.ms=4000
@@ -51,15 +52,17 @@ _LOGGING = (
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSSXXX",
 )
 
-# One process group for both steps: whoever stops the group stops a half-done format too, and a format that was
-# cut short is done again because meta.properties is the last thing it writes.
+# One process group for both steps: whoever stops the group stops a half-done format, too. The storage is made aside and
+# renamed when complete, so that what was cut short is done again and what holds data is never formatted.
 _START = """\
-java=$1 classpath=$2 cluster=$3 properties=$4 logs=$5; shift 5
-if [ ! -f "$logs/meta.properties" ]; then
-  rm -rf "$logs"
-  "$java" "$@" -cp "$classpath" kafka.tools.StorageTool format --standalone -t "$cluster" -c "$properties" || exit 1
+java=$1 classpath=$2 cluster=$3; shift 3
+if [ ! -e log ]; then
+  rm -rf log.new
+  sed 's/^log.dirs=.*/log.dirs=log.new/' server.properties > format.properties
+  "$java" "$@" -cp "$classpath" kafka.tools.StorageTool format --standalone -t "$cluster" -c format.properties || exit 1
+  mv log.new log
 fi
-exec "$java" "$@" -cp "$classpath" kafka.Kafka "$properties"
+exec "$java" "$@" -cp "$classpath" kafka.Kafka server.properties
 """
 
 
@@ -73,12 +76,11 @@ def part(home: Path, addresses: Addresses) -> Part:
 
         classpath = ":".join(map(str, jars.fetch(say)))
         folder.mkdir(parents=True, exist_ok=True)
-        logs, properties = folder / "log", folder / "server.properties"
-        properties.write_text(_PROPERTIES.format(host=HOST, broker=broker, controller=controller, logs=logs))
-        if not (logs / "meta.properties").exists():
+        properties = _PROPERTIES.format(host=HOST, broker=broker, controller=controller)
+        (folder / "server.properties").write_text(properties)
+        if not (folder / "log").exists():
             say("formatting its storage (first start only)")
-        cluster = addresses.secrets["kafka_cluster_id"]
-        arguments = (str(JAVA), classpath, cluster, str(properties), str(logs), *_JVM, *_LOGGING)
+        arguments = (str(JAVA), classpath, addresses.secrets["kafka_cluster_id"], *_JVM, *_LOGGING)
         return Command(argv=("/bin/sh", "-c", _START, "kafka", *arguments), cwd=folder)
 
     return Part(

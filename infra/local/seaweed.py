@@ -37,7 +37,7 @@ def part(home: Path, addresses: Addresses) -> Part:
             argv=(
                 str(_binary()),
                 "server",
-                f"-dir={folder}",
+                "-dir=.",  # its working folder: it would split the path of one at a comma
                 f"-ip={HOST}",
                 "-s3",
                 f"-s3.config={keys}",

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 CALLS_PER_S: Final = 20.0
 # In the loop, sums are read twice a day: early enough for any invoice, and within the allowance for reads.
 CONFIRM_AFTER_S: Final = 12 * 3600.0
-_LOCK_WAIT_S: Final = 10.0
+_LOCK_WAIT_S: Final = 3.0
 
 
 class AnotherSender(RuntimeError):

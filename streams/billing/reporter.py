@@ -30,6 +30,7 @@ from streams.billing.stripe_gateway import CallFailed, CustomerGone, Retryable
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
+_ROUNDS = 3
 
 
 class Reporter:
@@ -57,18 +58,18 @@ class Reporter:
         tally.counts["waiting"] = len(await self._reports.open_intents())
         for customer_id, reason in (await self._reports.quarantined()).items():
             tally.alert(f"customer {customer_id} is in quarantine: {reason}")
+        if any(tally.counts.values()):
+            _log.info("pass done", extra={"fields": {word: n for word, n in sorted(tally.counts.items()) if n}})
         return tally.report()
 
     async def _report(self, tally: Tally, ends_s: float) -> None:
-        # An intent found lost on the first round is replaced on the second.
-        for _ in range(2):
-            await self._plan(tally)
-            lost_before = tally.counts["lost"]
-            await self._send(tally, ends_s)
-            if tally.counts["lost"] == lost_before or self._edge.stopping():
+        # An intent that was in doubt kept its hour from being planned; once settled, what is still owed follows.
+        for round_number in range(_ROUNDS):
+            await self._plan(tally, is_first=round_number == 0)
+            if self._edge.stopping() or not await self._send(tally, ends_s):
                 return
 
-    async def _plan(self, tally: Tally) -> None:
+    async def _plan(self, tally: Tally, *, is_first: bool) -> None:
         now, policy = self._edge.clock(), self._policy
         planned = await self._reports.plan(
             last_hour=last_sealed_hour(
@@ -76,19 +77,27 @@ class Reporter:
             ),
             environment=policy.environment,
             now=now,
-            retry_rejected=policy.retry_rejected,
+            retry_rejected=policy.retry_rejected and is_first,
         )
         tally.counts["planned"] += len(planned.intents)
         for intent in planned.intents:
             if intent.state is State.CARRIED:
                 tally.carried(intent.key, intent.delta_units)
+        if not is_first:
+            return
+        for key in planned.refused:
+            tally.alert(
+                f"{key.meter} of customer {key.customer_id} in {key.hour:%Y-%m-%dT%H}:00Z were refused by Stripe "
+                "and are not said again; remove the cause and use --retry-rejected"
+            )
         for customer_id in planned.unknown_customers:
             tally.alert(f"customer {customer_id} has usage but is not registered; register it and run again")
 
-    async def _send(self, tally: Tally, ends_s: float) -> None:
+    async def _send(self, tally: Tally, ends_s: float) -> bool:
+        """True when anything was settled, so that there may be more to plan."""
         intents = await self._reports.open_intents()
-        if not intents or self._edge.stopping():
-            return
+        if not intents:
+            return False
         environment = self._policy.environment
         names = {intent.key.meter for intent in intents}
         meters = await self._patiently(lambda: ensure_meters(self._gateway, names, environment=environment), ends_s)
@@ -99,7 +108,7 @@ class Reporter:
             for name, reason in refused.items():
                 tally.alert(f"Stripe refuses to create {kind} {name}: {reason}")
         possible = [i for i in intents if i.key.meter in meters.found and i.key.customer_id in customers.found]
-        await self._sender.send_all(possible, meters.found, customers.found, tally, ends_s=ends_s)
+        return await self._sender.send_all(possible, meters.found, customers.found, tally, ends_s=ends_s)
 
     async def _prove(self, tally: Tally, ends_s: float) -> None:
         now, policy = self._edge.clock(), self._policy

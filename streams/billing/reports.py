@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Final
 
 from infra.postgres import Connection, Record, queries
-from streams.billing.intents import HourKey, Intent, Report, State, plan
+from streams.billing.intents import OPEN, HourKey, Intent, Report, State, plan
 
 # One number for every reporter; Postgres keeps advisory locks per database.
 _SENDER_LOCK: Final = 0x1F_E0_10_7
@@ -21,9 +21,11 @@ _SQL = queries("streams.billing")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """What a planning transaction wrote, and the customers in the ledger that the registry does not know."""
+    """What a planning transaction wrote, the hours it left alone because Stripe refused them before, and the customers
+    in the ledger that the registry does not know."""
 
     intents: Sequence[Intent]
+    refused: Sequence[HourKey]
     unknown_customers: Sequence[str]
 
 
@@ -76,16 +78,19 @@ class Reports:
                 [key.meter for key in keys],
                 [key.hour for key in keys],
             )
+            reports = [_report(row) for row in history]
             intents = plan(
                 totals,
-                [_report(row) for row in history],
+                reports,
                 environment=environment,
                 now=now,
                 retry_rejected=retry_rejected,
             )
             await self._connection.executemany(_SQL["insert_intent"], [_row(intent) for intent in intents])
         unknown = sorted({row["customer_id"] for row in owed if not row["is_known"]})
-        return Planned(intents=intents, unknown_customers=unknown)
+        # Owed, not planned, and nothing on its way: only an earlier refusal leaves an hour like this.
+        in_hand = {intent.key for intent in intents} | {report.key for report in reports if report.state in OPEN}
+        return Planned(intents=intents, refused=sorted(set(keys) - in_hand), unknown_customers=unknown)
 
     async def open_intents(self) -> list[OpenIntent]:
         """Every planned or sending intent of customers that are not in quarantine, by customer, meter and hour."""

@@ -64,15 +64,17 @@ class Sender:
         tally: Tally,
         *,
         ends_s: float,
-    ) -> None:
+    ) -> bool:
         """Settle intents, sorted by customer and meter, until none is left or waiting would pass `ends_s`.
 
-        Raises StripeUnusable, and what infra.postgres raises when the database is away; intents on their way are
-        then left as sending.
+        Says whether any was settled. Raises StripeUnusable, and what infra.postgres raises when the database is away;
+        intents on their way are then left as sending.
         """
         gone: set[str] = set()
+        settled = False
 
         async def work(group: Group) -> Group:
+            nonlocal settled
             for place, intent in enumerate(group):
                 if intent.key.customer_id in gone:
                     return []
@@ -84,6 +86,7 @@ class Sender:
                     self._put_off(_pair(intent), answer)
                     tally.counts["retried"] += 1
                     return group[place:]
+                settled = True
                 self._failures.pop(_pair(intent), None)
                 if isinstance(answer, CustomerGone):
                     gone.add(intent.key.customer_id)
@@ -95,13 +98,14 @@ class Sender:
             pause_s = min(self._due(group) for group in waiting) - now_s
             if pause_s > 0:
                 if now_s + pause_s > ends_s:
-                    return
+                    break
                 await self._edge.sleep(pause_s)
                 now_s = self._edge.monotonic()
             due = [group for group in waiting if self._due(group) <= now_s]
             later = [group for group in waiting if self._due(group) > now_s]
             left = await _side_by_side(work, due, self._policy.concurrency)
             waiting = later + [group for group in left if group]
+        return settled
 
     def _due(self, group: Group) -> float:
         return self._due_s.get(_pair(group[0]), float("-inf"))

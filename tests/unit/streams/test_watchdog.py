@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streams.positions import Behind, behind
-from streams.watchdog import Standing, StallDetector
+from streams.watchdog import StallDetector, Standing
 
 
 def standing(next_offset: int, end: int) -> dict[int, Standing]:

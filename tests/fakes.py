@@ -1,0 +1,207 @@
+"""Stand-ins for the servers behind the gateway's ports, as plain as the ports are: a dict, a list, a switch for "away"."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime, timezone
+from typing import Any
+
+from api.admission.keys import Caller, KeyRecord, KeySourceAway, MintedKey, mint
+from api.admission.limits import LimiterAway, limit
+from api.admission.versions import RegisteredVersion, RegistryAway, Route
+from api.results import CacheAway
+from infra.kafka import BusUnavailable
+from infra.redis import LuaCall
+from schemas.manifest import Manifest, TensorSpec
+from schemas.records import Task
+
+CREATED = datetime(2026, 3, 1, tzinfo=timezone.utc)
+
+
+class Clock:
+    """A monotonic clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def manifest(
+    *,
+    task: Task = Task.TENSORS,
+    inputs: tuple[TensorSpec, ...] = (TensorSpec(name="pixels", datatype="FP32", shape=(-1, 64)),),
+    outputs: tuple[TensorSpec, ...] = (TensorSpec(name="logits", datatype="FP32", shape=(-1, 10)),),
+    max_batch_items: int = 32,
+    producer: str = "test",
+) -> Manifest:
+    """A small valid manifest; another `producer` gives another version."""
+    return Manifest(
+        task=task,
+        layout="safetensors",
+        architecture="mlp",
+        architecture_args={},
+        files=(),
+        inputs=inputs,
+        outputs=outputs,
+        max_batch_items=max_batch_items,
+        max_length=0,
+        torch_version="2",
+        producer=producer,
+    )
+
+
+def text_manifest(**changes: Any) -> Manifest:
+    """A model that makes embeddings of width 4."""
+    return manifest(
+        task=Task.EMBEDDINGS,
+        inputs=(TensorSpec(name="text", datatype="BYTES", shape=(-1,)),),
+        outputs=(TensorSpec(name="embedding", datatype="FP32", shape=(-1, 4)),),
+        **changes,
+    )
+
+
+def registered(model: str, m: Manifest, *, created_at: datetime = CREATED) -> RegisteredVersion:
+    """A version as registered."""
+    return RegisteredVersion(
+        model=model, version=m.version, manifest=m, artifact_uri=f"s3://inferlog/sha256/{m.version}/", created_at=created_at
+    )
+
+
+def routed(model: str, m: Manifest, *, pool: str = "default", spread: int = 2) -> Route:
+    """A route to a version."""
+    return Route(
+        model=model, version=m.version, pool=pool, spread=spread, price_id="standard-v1", created_at=CREATED
+    )
+
+
+class FakeKeys:
+    """Implements KeySource. `away` makes every look-up fail; `lookups` counts them."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, KeyRecord] = {}
+        self.away = False
+        self.lookups = 0
+
+    def add(
+        self, *, environment: str = "test", expires_at: datetime | None = None, revoked: bool = False
+    ) -> MintedKey:
+        minted = mint(environment)
+        limits = (
+            limit(f"key:{minted.key_id}", requests_per_s=10, burst=5),
+            limit("customer:cust_a", requests_per_s=10, burst=5),
+        )
+        self.records[minted.key_id] = KeyRecord(
+            caller=Caller(customer_id="cust_a", key_id=minted.key_id, limits=limits),
+            secret_sha256=minted.secret_sha256,
+            expires_at=expires_at,
+            revoked=revoked,
+        )
+        return minted
+
+    async def find(self, key_id: str) -> KeyRecord | None:
+        self.lookups += 1
+        await asyncio.sleep(0)
+        if self.away:
+            raise KeySourceAway("switched off")
+        return self.records.get(key_id)
+
+
+class FakeRegistry:
+    """Implements Registry."""
+
+    def __init__(self) -> None:
+        self.all_routes: list[Route] = []
+        self.all_versions: list[RegisteredVersion] = []
+        self.away = False
+
+    async def routes(self) -> Sequence[Route]:
+        if self.away:
+            raise RegistryAway("switched off")
+        return list(self.all_routes)
+
+    async def new_versions(self, since: datetime, known: Sequence[str]) -> Sequence[RegisteredVersion]:
+        if self.away:
+            raise RegistryAway("switched off")
+        return [v for v in self.all_versions if v.created_at >= since and f"{v.model}/{v.version}" not in known]
+
+
+class FakeScript:
+    """Implements Script: takes from every bucket for ever unless told what to answer. `batches` keeps the batch sizes."""
+
+    def __init__(self) -> None:
+        self.answer: Any = None
+        self.away = False
+        self.batches: list[int] = []
+        self.hold = asyncio.Event()
+        self.hold.set()
+
+    def prepare(self, keys: Sequence[str], args: Sequence[str | int]) -> LuaCall:
+        return LuaCall(keys=tuple(keys), args=tuple(args), packed=b"")
+
+    async def run(self, calls: Sequence[LuaCall]) -> Sequence[Any]:
+        self.batches.append(len(calls))
+        await self.hold.wait()
+        if self.away:
+            raise LimiterAway("switched off")
+        if self.answer is not None:
+            return [self.answer for _ in calls]
+        return [[1, 1_780_000_000_000_000, 0] + [7, 100] * (len(c.keys) - 1) for c in calls]
+
+
+class FakeSender:
+    """Implements Sender: keeps what was sent, or fails."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, int | None, bytes | None, bytes]] = []
+        self.fails: Exception | None = None
+        self.abandoned = False
+        self.topics: Mapping[str, int] = {"inference.requests.default.v1": 8}
+
+    async def send(
+        self, topic: str, value: bytes, *, key: bytes | None = None, partition: int | None = None, timeout_s: float
+    ) -> None:
+        if self.fails is not None:
+            raise self.fails
+        self.sent.append((topic, partition, key, value))
+
+    async def partitions(self, topic: str, *, timeout_s: float) -> int:
+        if topic not in self.topics:
+            raise BusUnavailable(f"{topic}: unknown")
+        return self.topics[topic]
+
+    async def abandon(self) -> None:
+        self.abandoned = True
+
+
+class FakeCache:
+    """Implements Cache. `put` stores a result; `hint` publishes its id as a worker would."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.away = False
+        self.reads = 0
+        self.subscriptions = 0
+        self.hints: asyncio.Queue[bytes | Exception] = asyncio.Queue()
+
+    async def read(self, keys: Sequence[str]) -> Sequence[bytes | None]:
+        self.reads += 1
+        if self.away:
+            raise CacheAway("switched off")
+        return [self.values.get(k) for k in keys]
+
+    @asynccontextmanager
+    async def subscribe(self, channel: str) -> AsyncIterator[FakeCache]:
+        if self.away:
+            raise CacheAway("switched off")
+        self.subscriptions += 1
+        yield self
+
+    async def next(self, timeout_s: float) -> bytes | None:
+        hint = await self.hints.get()
+        if isinstance(hint, Exception):
+            raise hint
+        return hint

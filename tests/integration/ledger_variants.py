@@ -1,0 +1,76 @@
+"""The ledger with one mechanism removed each, for the tests that must fail without it.
+
+Started like the real one: `faust -A tests.integration.ledger_variants:double_counting worker -l info`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import UUID
+
+import faust
+from mode.supervisors import CrashingSupervisor
+
+from infra.settings import streams_settings
+from streams.agents import Deliver, raw_record, raw_topic
+from streams.app import LedgerApp, build
+from streams.ledger import Ledger, LedgerTransaction
+from streams.projections import LocatedUsage
+
+
+class CountsEverything(LedgerTransaction):
+    """Without I1's mechanism: whatever the insert into processed_requests says, all of it is counted."""
+
+    async def _insert_processed(self, usages: Sequence[LocatedUsage]) -> set[UUID]:
+        await super()._insert_processed(usages)
+        return {u.record.request_id for u in usages}
+
+
+class CountsEverythingLedger(Ledger):
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[LedgerTransaction]:
+        async with self._pool.acquire() as connection, connection.transaction():
+            yield CountsEverything(connection, group=self._group)
+
+
+class CountsEverythingApp(LedgerApp):
+    def new_ledger(self, pool: Any) -> Ledger:
+        return CountsEverythingLedger(pool, group=self.conf.id)
+
+
+def register_with_take(
+    app: faust.App, topic_name: str, deliver: Deliver, *, batch_records: int, batch_wait_s: float
+) -> Any:
+    """Faust's usual way: a batch is acknowledged when its body is left, however it is left."""
+
+    @app.agent(raw_topic(app, topic_name), concurrency=1, supervisor_strategy=CrashingSupervisor)
+    async def usage_ledger(stream: Any) -> None:
+        stream.get_root_stream().add_processor(_event)
+        async for events in stream.take(batch_records, within=batch_wait_s):
+            await deliver([raw_record(event) for event in events])
+
+    return usage_ledger
+
+
+async def _event(_value: bytes) -> Any:
+    """The event behind a value, which `take` does not hand out."""
+    return faust.streams.current_event()
+
+
+def register_stuck(app: faust.App, topic_name: str, deliver: Deliver, **_options: Any) -> Any:
+    """A consumer as seen in the field: in its group, heartbeating, and never getting anywhere."""
+
+    @app.agent(raw_topic(app, topic_name), concurrency=1, supervisor_strategy=CrashingSupervisor)
+    async def usage_ledger(stream: Any) -> None:
+        async for _events in stream.noack_take(10, within=0.1):
+            await asyncio.Event().wait()
+
+    return usage_ledger
+
+
+double_counting = build(streams_settings(), app_class=CountsEverythingApp)
+early_ack = build(streams_settings(), register=register_with_take)
+stuck = build(streams_settings(), register=register_stuck)
