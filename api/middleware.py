@@ -10,11 +10,12 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from api.errors import ApiError, BadInput, MethodNotAllowed, NotFound, TooLarge, body, surface_of
+from api.services import REQUEST_ID, TRACEPARENT
 from schemas.ids import new_request_id
 
 logger = logging.getLogger(__name__)
 
-REQUEST_ID = "x-request-id"
+ID_HEADER = "x-request-id"
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -22,9 +23,9 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-
 async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give the call its id, which is also its request's id, and answer whatever it raises."""
     request_id = new_request_id()
-    request["request_id"] = request_id
+    request[REQUEST_ID] = request_id
     traceparent = request.headers.get("traceparent")
-    request["traceparent"] = traceparent if traceparent and _TRACEPARENT.fullmatch(traceparent) else None
+    request[TRACEPARENT] = traceparent if traceparent and _TRACEPARENT.fullmatch(traceparent) else None
     try:
         response = await handler(request)
     except Exception as raised:
@@ -36,7 +37,7 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
         response = web.Response(
             body=orjson.dumps(document), status=error.status, headers={**error.headers, "Content-Type": content_type}
         )
-    response.headers[REQUEST_ID] = str(request_id)
+    response.headers[ID_HEADER] = str(request_id)
     response.headers["Server"] = "inferlog"  # not which library in which version
     return response
 

@@ -1,6 +1,8 @@
-"""What handlers find in the application: one typed key per service, filled by `app.py`."""
+"""What handlers find in the application and in a request: one typed key each, filled by `app.py` and the middleware."""
 
 from __future__ import annotations
+
+from uuid import UUID
 
 from aiohttp import web
 
@@ -15,3 +17,7 @@ INFERENCE = web.AppKey("inference", Inference)
 QUEUES = web.AppKey("queues", Queues)
 HEALTH = web.AppKey("health", Health)
 LEDGER = web.AppKey("ledger", Pool)
+
+REQUEST_ID = web.RequestKey("request_id", UUID)
+#: The caller's W3C trace context, None when it sent no valid one.
+TRACEPARENT: web.RequestKey[str | None] = web.RequestKey("traceparent")

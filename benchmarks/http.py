@@ -6,6 +6,7 @@ one JSON object. Exits 1 when a promise is broken (a lost or doubly billed reque
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -19,10 +20,14 @@ from typing import Any
 import click
 import uvloop
 
+from api.admission.keys import mint
 from benchmarks.load import Run, closed_loop, http_request, open_loop
 from benchmarks.meters import cpu_seconds, memory_mb
 from docs.demo import digits
 from docs.demo.shell import inferlog, inferlog_json, say
+from infra.local.stack import Stack
+from infra.postgres import connect, queries
+from infra.settings import operator_settings
 
 PARTS = ("api", "worker", "streams", "kafka", "valkey", "postgres", "s3")
 
@@ -39,8 +44,6 @@ def main(
     customers: int, seconds: float, open_seconds: float, rate: float, warm_up: float, seed: int | None, keep: bool
 ) -> None:
     """Measure requests a second, latency, CPU and memory of the whole path."""
-    from infra.local.stack import Stack
-
     drawn = seed if seed is not None else int.from_bytes(os.urandom(4), "big")
     say(f"seed {drawn}")
     home = Path(tempfile.mkdtemp(prefix="inferlog-bench-"))
@@ -70,19 +73,25 @@ def _prepare(home: Path, customers: int) -> dict[str, str]:
     """Publish digits and make the customers; returns their keys by customer id."""
     digits.build(home / "bundle")
     inferlog("models", "publish", "digits", str(home / "bundle"), "--route")
-    made = inferlog_json(
-        "customers",
-        "create",
-        "bench",
-        "--count",
-        str(customers),
-        "--requests-per-s",
-        "1000000",
-        "--burst",
-        "100000",
-        "--with-key",
-    )
-    return {c["customer_id"]: c["key"] for c in made["customers"]}
+    return asyncio.run(_make_customers(customers))
+
+
+async def _make_customers(customers: int) -> dict[str, str]:
+    settings = operator_settings()
+    sql = queries("api")
+    keys = {}
+    connection = await connect(settings.postgres)
+    try:
+        for number in range(customers):
+            customer_id, key = f"cust_bench{number:04d}", mint(settings.environment)
+            await connection.execute(sql["insert_customer"], customer_id, f"bench {number}", 1_000_000, 100_000)
+            await connection.execute(
+                sql["insert_key"], key.key_id, customer_id, key.secret_sha256, "bench", 1_000_000, 100_000, None
+            )
+            keys[customer_id] = key.secret
+    finally:
+        await connection.close()
+    return keys
 
 
 async def _measure(
@@ -147,7 +156,7 @@ def _promises(numbers: dict[str, int], answered: Counter[int]) -> list[str]:
         broken.append(str(error))
     usage = inferlog_json("usage", "--meter", "requests")
     billed: Counter[str] = Counter()
-    for row in usage["rows"]:
+    for row in usage["lines"]:
         billed[row["customer_id"]] += row["quantity"]
     for customer, number in numbers.items():
         if billed[customer] != answered[number]:

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
 
@@ -36,14 +36,22 @@ def wait_until(condition: Callable[[], T], *, timeout_s: float = 30.0, what: str
         time.sleep(_PAUSE_S)
 
 
-async def eventually(condition: Callable[[], T | Awaitable[T]], *, timeout_s: float = 30.0, what: str = "") -> T:
+@overload
+async def eventually(condition: Callable[[], Awaitable[T]], *, timeout_s: float = ..., what: str = ...) -> T: ...
+
+
+@overload
+async def eventually(condition: Callable[[], T], *, timeout_s: float = ..., what: str = ...) -> T: ...
+
+
+async def eventually(condition: Callable[[], Any], *, timeout_s: float = 30.0, what: str = "") -> Any:
     """The same for coroutines: `condition` may be a function or return an awaitable."""
     ends = time.monotonic() + timeout_s
     last: object = None
     while True:
         try:
             found = condition()
-            value: T = await found if inspect.isawaitable(found) else found
+            value = await found if inspect.isawaitable(found) else found
             if value:
                 return value
             last = value

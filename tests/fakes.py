@@ -1,4 +1,4 @@
-"""Stand-ins for the servers behind the gateway's ports, as plain as the ports are: a dict, a list, a switch for "away"."""
+"""Stand-ins for the servers behind the gateway's ports, as plain as the ports: a dict, a list, a switch for "away"."""
 
 from __future__ import annotations
 
@@ -67,15 +67,17 @@ def text_manifest(**changes: Any) -> Manifest:
 def registered(model: str, m: Manifest, *, created_at: datetime = CREATED) -> RegisteredVersion:
     """A version as registered."""
     return RegisteredVersion(
-        model=model, version=m.version, manifest=m, artifact_uri=f"s3://inferlog/sha256/{m.version}/", created_at=created_at
+        model=model,
+        version=m.version,
+        manifest=m,
+        artifact_uri=f"s3://inferlog/sha256/{m.version}/",
+        created_at=created_at,
     )
 
 
 def routed(model: str, m: Manifest, *, pool: str = "default", spread: int = 2) -> Route:
     """A route to a version."""
-    return Route(
-        model=model, version=m.version, pool=pool, spread=spread, price_id="standard-v1", created_at=CREATED
-    )
+    return Route(model=model, version=m.version, pool=pool, spread=spread, price_id="standard-v1", created_at=CREATED)
 
 
 class FakeKeys:
@@ -86,9 +88,7 @@ class FakeKeys:
         self.away = False
         self.lookups = 0
 
-    def add(
-        self, *, environment: str = "test", expires_at: datetime | None = None, revoked: bool = False
-    ) -> MintedKey:
+    def add(self, *, environment: str = "test", expires_at: datetime | None = None, revoked: bool = False) -> MintedKey:
         minted = mint(environment)
         limits = (
             limit(f"key:{minted.key_id}", requests_per_s=10, burst=5),
@@ -130,7 +130,7 @@ class FakeRegistry:
 
 
 class FakeScript:
-    """Implements Script: takes from every bucket for ever unless told what to answer. `batches` keeps the batch sizes."""
+    """Implements Script: takes from every bucket for ever unless told otherwise. `batches` keeps batch sizes."""
 
     def __init__(self) -> None:
         self.answer: Any = None

@@ -12,7 +12,7 @@ from api.admission.gate import Inputs
 from api.admission.versions import Deployment
 from api.errors import ApiError, BadInput, Unavailable
 from api.inference import Answer
-from api.services import GATE, HEALTH, INFERENCE, QUEUES
+from api.services import GATE, HEALTH, INFERENCE, QUEUES, REQUEST_ID, TRACEPARENT
 from api.surfaces.http import json_answer, json_kind, parse_object, read_body
 from api.surfaces.tensor_json import parse_inputs, render_tensor
 from schemas.manifest import TensorSpec
@@ -67,7 +67,7 @@ class InferCall:
 async def infer(request: web.Request) -> web.Response:
     """`POST /v2/models/{model}[/versions/{version}]/infer`."""
     call = InferCall(request)
-    answer = await request.app[INFERENCE].run(call, request["request_id"], request["traceparent"])
+    answer = await request.app[INFERENCE].run(call, request[REQUEST_ID], request[TRACEPARENT])
     return json_answer(_document(call, answer), headers=answer.admission.charge.headers)
 
 

@@ -13,7 +13,7 @@ from api.admission.gate import Inputs
 from api.admission.versions import Deployment
 from api.errors import BadInput, NotFound
 from api.inference import Answer
-from api.services import GATE, INFERENCE
+from api.services import GATE, INFERENCE, REQUEST_ID, TRACEPARENT
 from api.surfaces.http import json_answer, json_kind, parse_object, read_body
 from api.surfaces.tensor_json import item_count
 from schemas.records import Task
@@ -97,7 +97,7 @@ def _texts(found: Any) -> Sequence[str]:
 async def embeddings(request: web.Request) -> web.Response:
     """`POST /v1/embeddings`."""
     call = EmbeddingsCall(request)
-    answer = await request.app[INFERENCE].run(call, request["request_id"], request["traceparent"])
+    answer = await request.app[INFERENCE].run(call, request[REQUEST_ID], request[TRACEPARENT])
     return json_answer(_document(call, answer), headers=answer.admission.charge.headers)
 
 

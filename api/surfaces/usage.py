@@ -18,6 +18,7 @@ from infra.postgres import DatabaseUnavailable, fetch_within, queries
 _WITHIN_S = 1.5
 _LONGEST = {"hour": timedelta(days=31), "day": timedelta(days=366)}
 _DEFAULT = {"hour": timedelta(days=1), "day": timedelta(days=30)}
+_FIRST_YEAR, _LAST_YEAR = 2000, 2999
 _KNOWN = ("from", "to", "group", "model", "meter")
 
 
@@ -47,6 +48,9 @@ def question(query: Mapping[str, str], *, now: datetime) -> Question:
         raise BadInput(f"from: expected a time before 'to' ({_iso(until)}), found {_iso(since)}", param="from")
     if until - since > _LONGEST[group]:
         raise BadInput(f"from: at most {_LONGEST[group].days} days can be asked for by {group}", param="from")
+    for name in ("model", "meter"):
+        if "\0" in query.get(name, ""):
+            raise BadInput(f"{name}: expected a name, found a NUL character", param=name)
     return Question(since=since, until=until, group=group, model=query.get("model"), meter=query.get("meter"))
 
 
@@ -58,7 +62,7 @@ def _moment(name: str, text: str) -> datetime:
         moment = None
     if moment is not None and len(text) == len("2026-01-31"):
         moment = moment.replace(tzinfo=timezone.utc)
-    if moment is None or moment.tzinfo is None:
+    if moment is None or moment.tzinfo is None or not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
         raise BadInput(
             f"{name}: expected a date or an ISO 8601 time with its zone, like 2026-01-31 or 2026-01-31T13:00:00Z, "
             f"found '{text[:40]}'",

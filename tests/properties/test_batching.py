@@ -1,4 +1,4 @@
-"""The batcher loses and duplicates nothing, never mixes, keeps its bounds, and never lets anything wait past its time."""
+"""The batcher loses and duplicates nothing, never mixes, keeps its bounds, and lets nothing wait past its time."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Play:
 
 
 def played(moves: list[Arrive | Pass | Drop], ready: set[str], batcher: Batcher[int] | None = None) -> Play:
-    play = Play(batcher or Batcher(LIMITS), ready)
+    play = Play(Batcher(LIMITS) if batcher is None else batcher, ready)
     for move in moves:
         play.step(move)
         play.take_all()

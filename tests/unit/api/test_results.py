@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+
+from api import results as module
+from api.errors import ApiError, DeadlinePassed, Unavailable
+from api.results import CacheAway, Results, Waiter
+from schemas.codec import encode
+from schemas.ids import new_request_id
+from schemas.keys import RedisKeys
+from schemas.records import InferenceFinished
+from tests.conditions import eventually
+from tests.factories import finished, requested
+from tests.fakes import FakeCache
+
+KEYS = RedisKeys(namespace="n")
+
+
+@asynccontextmanager
+async def running(cache: FakeCache) -> AsyncIterator[Results]:
+    results = Results(cache, KEYS, instance="api-1")
+    tasks = [asyncio.ensure_future(loop) for loop in (results.listen(), results.sweep())]
+    await eventually(lambda: cache.subscriptions)
+    yield results
+    for task in tasks:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def a_result(**changes: Any) -> InferenceFinished:
+    return finished(requested(request_id=new_request_id()), **changes)
+
+
+def put(cache: FakeCache, result: InferenceFinished) -> None:
+    cache.values[KEYS.result(result.request_id)] = encode(result)
+
+
+async def answer(results: Results, waiter: Waiter, within_s: float = 20.0) -> InferenceFinished:
+    try:
+        return await results.wait(waiter, within_s=within_s)
+    finally:
+        results.forget(waiter)
+
+
+async def test_a_hint_delivers_every_result_it_names() -> None:
+    cache, found = FakeCache(), [a_result() for _ in range(3)]
+    async with running(cache) as results:
+        waiters = [results.expect(r.request_id, r.customer_id) for r in found]
+        for r in found:
+            put(cache, r)
+        cache.hints.put_nowait(b"".join(r.request_id.bytes for r in found) + new_request_id().bytes)
+        assert await asyncio.gather(*(answer(results, w) for w in waiters)) == found
+        assert results.waiting == 0
+
+
+async def test_a_lost_hint_is_made_good_by_reading_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SWEEP_S", 0.02)
+    cache, result = FakeCache(), a_result()
+    async with running(cache) as results:
+        waiter = results.expect(result.request_id, result.customer_id)
+        put(cache, result)
+        assert await answer(results, waiter) == result
+
+
+async def test_after_a_reconnect_everything_awaited_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SWEEP_S", 3600)  # only the reconnect can find it
+    monkeypatch.setattr(module, "_RETRY_S", 0.01)
+    cache, result = FakeCache(), a_result()
+    async with running(cache) as results:
+        waiter = results.expect(result.request_id, result.customer_id)
+        put(cache, result)
+        cache.hints.put_nowait(CacheAway("connection lost"))
+        assert await answer(results, waiter) == result
+        assert cache.subscriptions == 2
+
+
+async def test_another_customers_result_is_never_handed_out() -> None:
+    cache, result = FakeCache(), a_result(customer_id="cust_other")
+    async with running(cache) as results:
+        waiter = results.expect(result.request_id, "cust_mine")
+        put(cache, result)
+        cache.hints.put_nowait(result.request_id.bytes)
+        with pytest.raises(DeadlinePassed):
+            await answer(results, waiter, within_s=0.2)
+
+
+async def test_a_result_under_the_wrong_key_is_never_handed_out() -> None:
+    cache, result, other = FakeCache(), a_result(), a_result()
+    async with running(cache) as results:
+        waiter = results.expect(result.request_id, result.customer_id)
+        cache.values[KEYS.result(result.request_id)] = encode(other)
+        cache.hints.put_nowait(result.request_id.bytes)
+        with pytest.raises(DeadlinePassed):
+            await answer(results, waiter, within_s=0.2)
+
+
+async def test_an_unreadable_result_is_an_error_not_a_hang() -> None:
+    cache, result = FakeCache(), a_result()
+    async with running(cache) as results:
+        waiter = results.expect(result.request_id, result.customer_id)
+        cache.values[KEYS.result(result.request_id)] = b"\x00junk"
+        cache.hints.put_nowait(result.request_id.bytes)
+        with pytest.raises(ApiError, match=str(result.request_id)) as refused:
+            await answer(results, waiter)
+        assert refused.value.code == "result_unreadable"
+
+
+async def test_the_deadline_names_the_request() -> None:
+    async with running(FakeCache()) as results:
+        waiter = results.expect(new_request_id(), "c")
+        with pytest.raises(DeadlinePassed, match=str(waiter.request_id)):
+            await answer(results, waiter, within_s=0.01)
+        assert results.waiting == 0
+
+
+async def test_redis_away_fails_every_waiter_by_name_and_is_survived(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SWEEP_S", 0.01)
+    monkeypatch.setattr(module, "_RETRY_S", 0.01)
+    monkeypatch.setattr(module, "UNREACHABLE_S", 0.05)
+    cache = FakeCache()
+    async with running(cache) as results:
+        waiters = [results.expect(new_request_id(), "c") for _ in range(3)]
+        cache.away = True
+        for w in waiters:
+            with pytest.raises(Unavailable, match=str(w.request_id)):
+                await answer(results, w)
+        assert results.trouble() is not None
+        cache.away = False
+        cache.hints.put_nowait(CacheAway("the old connection"))
+        result = a_result()
+        waiter = results.expect(result.request_id, result.customer_id)
+        put(cache, result)
+        assert await answer(results, waiter) == result
+        await eventually(lambda: results.trouble() is None)
+
+
+async def test_one_failed_read_does_not_fail_the_waiters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SWEEP_S", 0.01)
+    monkeypatch.setattr(module, "_RETRY_S", 0.01)
+    cache, result = FakeCache(), a_result()
+    async with running(cache) as results:
+        waiter = results.expect(result.request_id, result.customer_id)
+        cache.away = True
+        await eventually(lambda: results.trouble() is not None)
+        cache.away = False
+        put(cache, result)
+        assert await answer(results, waiter) == result
+
+
+async def test_draining_answers_the_rest_with_their_ids() -> None:
+    async with running(FakeCache()) as results:
+        waiter = results.expect(new_request_id(), "c")
+        waiting = asyncio.ensure_future(answer(results, waiter))
+        await results.drain(within_s=0.01)
+        with pytest.raises(Unavailable, match=str(waiter.request_id)):
+            await waiting

@@ -1,0 +1,204 @@
+"""Polling, pausing, rebalancing and dead letters, against a consumer that is told what to do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from gpu_worker.inbox import Bounds, Inbox
+from infra.kafka import BusUnavailable, KafkaError, RecordTooLarge, TopicPartition
+from schemas.codec import decode, encode
+from schemas.records import DeadLetter
+from tests.conditions import eventually
+from tests.factories import requested
+
+TOPIC = "ns.inference.requests.default.v1"
+
+
+@dataclass(frozen=True)
+class Record:
+    offset: int
+    value: bytes | None
+    partition: int = 0
+    topic: str = TOPIC
+    key: bytes | None = b"k"
+
+
+class ScriptedConsumer:
+    def __init__(self) -> None:
+        self.next: dict[TopicPartition, list[Record]] = {}
+        self.commits: list[dict[int, int]] = []
+        self.paused: set[int] = set()
+        self.refuse = False
+
+    async def getmany(self, *, timeout_ms: int) -> Mapping[TopicPartition, list[Record]]:
+        await asyncio.sleep(0)
+        found, self.next = self.next, {}
+        return {tp: records for tp, records in found.items() if tp.partition not in self.paused}
+
+    async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        if self.refuse:
+            raise KafkaError("rebalance in progress")
+        self.commits.append({tp.partition: at for tp, at in offsets.items()})
+
+    def pause(self, place: TopicPartition) -> None:
+        self.paused.add(place.partition)
+
+    def resume(self, place: TopicPartition) -> None:
+        self.paused.discard(place.partition)
+
+
+class ScriptedProducer:
+    def __init__(self) -> None:
+        self.letters: list[DeadLetter] = []
+        self.errors: list[Exception] = []
+
+    async def send(self, topic: str, value: bytes, *, key: bytes, timeout_s: float) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+        self.letters.append(decode(value, DeadLetter))
+
+
+class Station:
+    def __init__(self, **bounds: Any) -> None:
+        self.consumer = ScriptedConsumer()
+        self.producer = ScriptedProducer()
+        producer: Any = self.producer
+        self.inbox = Inbox(
+            self.consumer,
+            producer,
+            topic=TOPIC,
+            dead_letters="ns.dead",
+            bounds=Bounds(**{"revoke_wait_s": 0.2, **bounds}),
+        )
+
+    async def assigned(self, *partitions: int) -> Station:
+        await self.inbox.on_partitions_assigned([TopicPartition(TOPIC, p) for p in partitions])
+        return self
+
+    def arrive(self, *records: Record) -> None:
+        for record in records:
+            self.consumer.next.setdefault(TopicPartition(TOPIC, record.partition), []).append(record)
+
+
+def record(offset: int, partition: int = 0) -> Record:
+    return Record(offset=offset, partition=partition, value=encode(requested()))
+
+
+async def test_the_low_watermark_is_committed_in_whatever_order_requests_end() -> None:
+    station = await Station().assigned(0, 1)
+    station.arrive(record(10), record(11), record(12), record(5, 1))
+    first, second, third, other = station.inbox.claim(await station.inbox.take())
+    station.inbox.done([second, third, other])
+    await station.inbox.commit()
+    station.inbox.done([first])
+    await station.inbox.commit()
+    await station.inbox.commit()
+    assert station.consumer.commits == [{0: 10, 1: 6}, {0: 13}]
+
+
+async def test_a_refused_commit_is_tried_again() -> None:
+    station = await Station().assigned(0)
+    station.arrive(record(0))
+    station.inbox.done(station.inbox.claim(await station.inbox.take()))
+    station.consumer.refuse = True
+    await station.inbox.commit()
+    station.consumer.refuse = False
+    await station.inbox.commit()
+    assert station.consumer.commits == [{0: 1}]
+
+
+async def test_a_crowded_partition_is_paused_alone_and_polling_goes_on() -> None:
+    station = await Station(records_per_partition=2).assigned(0, 1)
+    station.arrive(record(0), record(1), record(0, 1))
+    taken = station.inbox.claim(await station.inbox.take())
+    assert await station.inbox.take() == []
+    assert station.consumer.paused == {0}
+    station.inbox.done(taken)
+    await station.inbox.take()
+    assert station.consumer.paused == set()
+
+
+async def test_too_many_bytes_pause_everything() -> None:
+    station = await Station(bytes_in_all=10).assigned(0, 1)
+    station.arrive(record(0))
+    taken = station.inbox.claim(await station.inbox.take())
+    await station.inbox.take()
+    assert station.consumer.paused == {0, 1}
+    station.inbox.done(taken)
+    await station.inbox.take()
+    assert station.consumer.paused == set()
+
+
+async def test_a_revoke_waits_for_what_runs_and_commits_it_and_drops_what_waits() -> None:
+    station = await Station(revoke_wait_s=5).assigned(0)
+    station.arrive(record(0), record(1))
+    running, waiting = await station.inbox.take()
+    assert station.inbox.claim([running]) == [running]
+    revoke = asyncio.create_task(station.inbox.on_partitions_revoked([]))
+    await asyncio.sleep(0)
+    assert station.inbox.claim([waiting]) == []
+    assert not revoke.done()
+    station.inbox.done([running])
+    await revoke
+    assert station.consumer.commits == [{0: 1}]
+    await station.assigned(0)
+    assert station.inbox.claim([waiting]) == [], "it comes again with the new assignment"
+
+
+async def test_a_revoke_gives_up_after_its_bound_and_what_ends_later_is_not_committed() -> None:
+    station = await Station(revoke_wait_s=0.01).assigned(0)
+    station.arrive(record(0))
+    late = station.inbox.claim(await station.inbox.take())
+    await station.inbox.on_partitions_revoked([])
+    await station.assigned(0)
+    station.inbox.done(late)
+    await station.inbox.commit()
+    assert station.consumer.commits == [{0: 0}]
+
+
+async def test_records_that_arrive_during_a_revoke_are_left_for_the_next_owner() -> None:
+    station = await Station().assigned(0)
+    await station.inbox.on_partitions_revoked([])
+    station.arrive(record(0))
+    assert await station.inbox.take() == []
+
+
+@pytest.mark.parametrize("value", [None, b"", b"{}", b"\x00\x00\x00\x00\x63rest", encode(requested())[:-3]])
+async def test_what_is_no_request_is_set_aside_with_its_evidence_and_the_rest_goes_on(value: bytes | None) -> None:
+    station = await Station().assigned(0)
+    station.arrive(Record(offset=0, value=value), record(1))
+    (good,) = station.inbox.claim(await station.inbox.take())
+    await eventually(lambda: station.inbox.set_aside == 1)
+    (letter,) = station.producer.letters
+    assert (letter.topic, letter.partition, letter.offset, letter.value) == (TOPIC, 0, 0, value)
+    station.inbox.done([good])
+    await station.inbox.commit()
+    assert station.consumer.commits == [{0: 2}]
+
+
+async def test_an_offset_is_not_done_before_its_dead_letter_is_acknowledged() -> None:
+    station = await Station().assigned(0)
+    station.producer.errors = [BusUnavailable("away")]
+    station.arrive(Record(offset=0, value=b"{}"))
+    await station.inbox.take()
+    await station.inbox.commit()
+    assert station.consumer.commits == [{0: 0}]
+    await eventually(lambda: station.inbox.set_aside == 1)
+    await station.inbox.commit()
+    assert station.consumer.commits == [{0: 0}, {0: 1}]
+
+
+async def test_evidence_too_large_for_the_topic_is_described_instead() -> None:
+    station = await Station().assigned(0)
+    station.producer.errors = [RecordTooLarge("8 MB")]
+    station.arrive(Record(offset=0, value=b"{}"))
+    await station.inbox.take()
+    await eventually(lambda: station.inbox.set_aside == 1)
+    (letter,) = station.producer.letters
+    assert letter.value is None
+    assert "value of 2 bytes left out, sha256 44136fa3" in letter.reason

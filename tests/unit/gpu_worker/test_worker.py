@@ -1,0 +1,284 @@
+"""The loop's order of acts, with ports that only remember: what is committed when, who fails with whom, what waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from gpu_worker.batching import Limits
+from gpu_worker.endings import Answer, Ended, Failure, Ran
+from gpu_worker.errors import MachineError, ModelError
+from gpu_worker.worker import Delivery, Worker
+from schemas.records import InferenceRequested, Outcome, Task
+from tests.conditions import eventually
+from tests.factories import floats, requested
+
+GOOD = "a" * 64
+SLOW = "b" * 64
+BROKEN = "c" * 64
+
+
+class RememberingInbox:
+    def __init__(self) -> None:
+        self.arriving: asyncio.Queue[list[Delivery]] = asyncio.Queue()
+        self.finished: list[Delivery] = []
+        self.lost: set[int] = set()
+        self._offset = 0
+
+    def put(self, *requests: InferenceRequested) -> None:
+        arrived = []
+        for request in requests:
+            arrived.append(Delivery(request=request, partition=0, offset=self._offset, generation=1, size_bytes=1))
+            self._offset += 1
+        self.arriving.put_nowait(arrived)
+
+    async def take(self) -> Sequence[Delivery]:
+        return await self.arriving.get()
+
+    def claim(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        return [d for d in deliveries if d.offset not in self.lost]
+
+    def done(self, deliveries: Sequence[Delivery]) -> None:
+        self.finished += deliveries
+
+
+class ScriptedRunner:
+    def __init__(self) -> None:
+        self.loaded = {GOOD}
+        self.runs: list[tuple[str, int]] = []
+        self.may_load = asyncio.Event()
+        self.away = 0
+        self.explode = False
+
+    def ready(self, version: str) -> bool:
+        return version in self.loaded
+
+    async def prepare(self, version: str) -> None:
+        if version == BROKEN:
+            raise ModelError("the bytes are not the version's")
+        if self.away:
+            self.away -= 1
+            raise MachineError("S3 is away")
+        await self.may_load.wait()
+        self.loaded.add(version)
+
+    async def run(self, version: str, requests: Sequence[InferenceRequested]) -> Ran:
+        await asyncio.sleep(0)
+        if self.explode:
+            raise MachineError("the device is lost")
+        self.runs.append((version, len(requests)))
+        results: list[Answer | Failure] = []
+        for request in requests:
+            bad = request.inputs[0].name == "bad"
+            answer = Answer(outputs=(floats("logits", 1.0),), tokens=7)
+            results.append(Failure(code="invalid_input", message="bad") if bad else answer)
+        return Ran(results=results, run_us=5)
+
+
+class GatedOutcomes:
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.open.set()
+        self.ended: list[Ended] = []
+        self.broken = False
+
+    async def record(self, ended: Sequence[Ended]) -> None:
+        await self.open.wait()
+        if self.broken:
+            raise RuntimeError("a bug")
+        self.ended += ended
+
+
+class Bench:
+    """A worker at work, and its three ports."""
+
+    def __init__(self) -> None:
+        self.inbox = RememberingInbox()
+        self.runner = ScriptedRunner()
+        self.outcomes = GatedOutcomes()
+        self.now = datetime.now(timezone.utc).timestamp()
+        self.worker = Worker(
+            name="w",
+            inbox=self.inbox,
+            runner=self.runner,
+            outcomes=self.outcomes,
+            limits=Limits(linger_s=0.0),
+            clock=lambda: self.now,
+        )
+        self.stop = asyncio.Event()
+
+    def request(self, version: str = GOOD, *, within_s: float = 10.0, **changes: Any) -> InferenceRequested:
+        at = datetime.fromtimestamp(self.now, timezone.utc)
+        return requested(version=version, occurred_at=at, deadline_at=at + timedelta(seconds=within_s), **changes)
+
+    def outcome_of(self, request: InferenceRequested) -> Outcome | None:
+        found = [e.finished.outcome for e in self.outcomes.ended if e.finished.request_id == request.request_id]
+        assert len(found) < 2
+        return found[0] if found else None
+
+    async def ended(self, count: int) -> None:
+        await eventually(lambda: len(self.outcomes.ended) == count and len(self.inbox.finished) == count)
+
+
+@asynccontextmanager
+async def at_work() -> AsyncIterator[Bench]:
+    bench = Bench()
+    task = asyncio.create_task(bench.worker.run(bench.stop))
+    try:
+        yield bench
+        bench.stop.set()
+        await asyncio.wait_for(task, 5)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_request_is_answered_billed_and_committed() -> None:
+    async with at_work() as bench:
+        request = bench.request(task=Task.TENSORS)
+        bench.inbox.put(request)
+        await bench.ended(1)
+        finished = bench.outcomes.ended[0].finished
+        assert finished.outcome is Outcome.SUCCEEDED
+        assert finished.version == request.version
+        assert finished.admitted_at == request.occurred_at
+        assert finished.quantities == {"requests": 1, "items": 1}
+        assert bench.outcomes.ended[0].reply_to == request.reply_to
+
+
+async def test_texts_are_billed_by_their_tokens_too() -> None:
+    async with at_work() as bench:
+        bench.inbox.put(bench.request(task=Task.EMBEDDINGS, inputs=(_texts(b"hello"),)))
+        await bench.ended(1)
+        assert bench.outcomes.ended[0].finished.quantities == {"requests": 1, "items": 1, "tokens": 7}
+
+
+def _texts(*texts: bytes) -> Any:
+    from schemas.tensors import bytes_tensor
+
+    return bytes_tensor("text", texts)
+
+
+async def test_nothing_is_committed_before_it_is_recorded() -> None:
+    async with at_work() as bench:
+        bench.outcomes.open.clear()
+        bench.inbox.put(bench.request())
+        await eventually(lambda: bench.runner.runs)
+        assert bench.inbox.finished == []
+        bench.outcomes.open.set()
+        await bench.ended(1)
+
+
+async def test_the_next_batch_runs_while_results_wait_for_the_log() -> None:
+    async with at_work() as bench:
+        bench.outcomes.open.clear()
+        bench.inbox.put(bench.request())
+        await eventually(lambda: len(bench.runner.runs) == 1)
+        bench.inbox.put(bench.request())
+        await eventually(lambda: len(bench.runner.runs) == 2)
+        bench.outcomes.open.set()
+        await bench.ended(2)
+
+
+async def test_a_bad_request_fails_and_its_neighbour_does_not() -> None:
+    async with at_work() as bench:
+        bad, good = bench.request(inputs=(floats("bad", 1.0),)), bench.request()
+        bench.inbox.put(bad, good)
+        await bench.ended(2)
+        assert bench.outcome_of(bad) is Outcome.FAILED
+        assert bench.outcome_of(good) is Outcome.SUCCEEDED
+        assert [e.finished.quantities for e in bench.outcomes.ended if e.finished.outcome is Outcome.FAILED] == [{}]
+
+
+async def test_an_expired_request_is_answered_and_not_run() -> None:
+    async with at_work() as bench:
+        request = bench.request(within_s=0)
+        bench.inbox.put(request)
+        await bench.ended(1)
+        assert bench.outcome_of(request) is Outcome.EXPIRED
+        assert bench.runner.runs == []
+
+
+async def test_a_version_that_loads_holds_no_other_up() -> None:
+    async with at_work() as bench:
+        slow, good = bench.request(SLOW), bench.request()
+        bench.inbox.put(slow, good)
+        await bench.ended(1)
+        assert bench.outcome_of(good) is Outcome.SUCCEEDED
+        bench.runner.may_load.set()
+        await bench.ended(2)
+        assert bench.runner.runs == [(GOOD, 1), (SLOW, 1)]
+
+
+async def test_a_version_is_tried_again_while_the_store_is_away() -> None:
+    async with at_work() as bench:
+        bench.runner.away = 2
+        bench.runner.may_load.set()
+        bench.inbox.put(bench.request(SLOW))
+        await bench.ended(1)
+        assert bench.runner.runs == [(SLOW, 1)]
+
+
+async def test_while_the_store_stays_away_requests_expire() -> None:
+    async with at_work() as bench:
+        bench.runner.away = 10**6
+        request = bench.request(SLOW)
+        bench.inbox.put(request)
+        await eventually(lambda: bench.runner.away < 10**6)
+        bench.now += 11
+        await bench.ended(1)
+        assert bench.outcome_of(request) is Outcome.EXPIRED
+
+
+async def test_a_broken_version_fails_its_requests_and_no_others() -> None:
+    async with at_work() as bench:
+        broken, good = bench.request(BROKEN), bench.request()
+        bench.inbox.put(broken, good)
+        await bench.ended(2)
+        assert bench.outcome_of(broken) is Outcome.FAILED
+        assert bench.outcome_of(good) is Outcome.SUCCEEDED
+        failed = next(e.finished for e in bench.outcomes.ended if e.finished.outcome is Outcome.FAILED)
+        assert failed.error_code == "model_unavailable"
+        assert failed.error_message == "the bytes are not the version's"
+
+
+async def test_requests_of_a_lost_partition_are_left_to_their_next_owner() -> None:
+    async with at_work() as bench:
+        bench.inbox.lost = {0}
+        bench.inbox.put(bench.request(), bench.request())
+        await bench.ended(1)
+        assert bench.runner.runs == [(GOOD, 1)]
+        assert [d.offset for d in bench.inbox.finished] == [1]
+
+
+@pytest.mark.parametrize(
+    "breakage",
+    [
+        pytest.param(lambda bench: setattr(bench.outcomes, "broken", True), id="recording fails"),
+        pytest.param(lambda bench: setattr(bench.runner, "explode", True), id="the device is lost"),
+    ],
+)
+async def test_what_nobody_expected_ends_the_worker_with_nothing_committed(breakage: Callable[[Bench], None]) -> None:
+    bench = Bench()
+    breakage(bench)
+    bench.inbox.put(bench.request())
+    with pytest.raises((RuntimeError, MachineError)):
+        await asyncio.wait_for(bench.worker.run(bench.stop), 5)
+    assert bench.inbox.finished == []
+
+
+async def test_stopping_ends_what_is_being_recorded() -> None:
+    bench = Bench()
+    bench.outcomes.open.clear()
+    task = asyncio.create_task(bench.worker.run(bench.stop))
+    bench.inbox.put(bench.request())
+    await eventually(lambda: bench.runner.runs)
+    bench.stop.set()
+    bench.outcomes.open.set()
+    await asyncio.wait_for(task, 5)
+    assert len(bench.inbox.finished) == 1
