@@ -5,6 +5,7 @@ Live offsets are never touched. Every wait has a deadline: a broker that stops a
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -91,45 +92,50 @@ class LogReader:
         progress(topic, done, total)
         if not open_ends:
             return
+        # Left assigned at the end: the next reading replaces it.
         self._consumer.assign(list(open_ends))
+        for place in open_ends:
+            self._consumer.seek(place, spans[place.partition].begin)
+        heard = time.monotonic()
+        before: dict[TopicPartition, int] = {}
+        while open_ends:
+            fetched = await self._consumer.getmany(*open_ends, timeout_ms=_POLL_MS)
+            for place, records in fetched.items():
+                for r in records:
+                    if r.offset < open_ends[place]:
+                        done += 1
+                        yield LogRecord(
+                            topic=topic,
+                            partition=r.partition,
+                            offset=r.offset,
+                            time=datetime.fromtimestamp(r.timestamp / 1000, timezone.utc),
+                            key=r.key,
+                            value=r.value,
+                        )
+            # The position, not the last record, tells the end: a span may end in transaction markers.
+            now = {place: await self._position(place) for place in open_ends}
+            if fetched or now != before:
+                heard = time.monotonic()
+                before = now
+                progress(topic, done, total)
+            elif time.monotonic() - heard > SILENCE_S:
+                raise BusUnavailable(
+                    f"{topic}: nothing came for {SILENCE_S:g} s with records still ahead: "
+                    + ", ".join(f"partition {p.partition} at {now[p]} of {open_ends[p]}" for p in open_ends)
+                )
+            finished = [place for place, position in now.items() if position >= open_ends[place]]
+            if finished:
+                for place in finished:
+                    del open_ends[place]
+                if open_ends:
+                    self._consumer.pause(*finished)
+
+    async def _position(self, place: TopicPartition) -> int:
         try:
-            for place in open_ends:
-                self._consumer.seek(place, spans[place.partition].begin)
-            heard = time.monotonic()
-            before: dict[TopicPartition, int] = {}
-            while open_ends:
-                fetched = await self._consumer.getmany(*open_ends, timeout_ms=_POLL_MS)
-                for place, records in fetched.items():
-                    for r in records:
-                        if r.offset < open_ends[place]:
-                            done += 1
-                            yield LogRecord(
-                                topic=topic,
-                                partition=r.partition,
-                                offset=r.offset,
-                                time=datetime.fromtimestamp(r.timestamp / 1000, timezone.utc),
-                                key=r.key,
-                                value=r.value,
-                            )
-                # The position, not the last record, tells the end: a span may end in transaction markers.
-                now = {place: await self._consumer.position(place) for place in open_ends}
-                if fetched or now != before:
-                    heard = time.monotonic()
-                    before = now
-                    progress(topic, done, total)
-                elif time.monotonic() - heard > SILENCE_S:
-                    raise BusUnavailable(
-                        f"{topic}: nothing came for {SILENCE_S:g} s with records still ahead: "
-                        + ", ".join(f"partition {p.partition} at {now[p]} of {open_ends[p]}" for p in open_ends)
-                    )
-                finished = [place for place, position in now.items() if position >= open_ends[place]]
-                if finished:
-                    for place in finished:
-                        del open_ends[place]
-                    if open_ends:
-                        self._consumer.pause(*finished)
-        finally:
-            self._consumer.unsubscribe()
+            position: int = await asyncio.wait_for(self._consumer.position(place), SILENCE_S)
+        except (KafkaError, asyncio.TimeoutError) as error:
+            raise BusUnavailable(f"{place.topic} partition {place.partition}: position unknown") from error
+        return position
 
     async def first(self, topic: str, partition: int, *, begin: int, end: int) -> LogRecord | None:
         """The first committed record in [begin, end) of a partition; None when only markers lie there."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import subprocess
-import sys
+import struct
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -15,7 +13,14 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import torch
+from safetensors.torch import save_file
+
+from gpu_worker.architectures import build as build_architecture
+from gpu_worker.bundle import read_bundle
+from gpu_worker.publish import store_files
 from infra.kafka import AIOKafkaConsumer, Producer, TopicPartition, open_admin, open_consumer, open_producer
+from infra.s3 import Store
 from infra.settings import KafkaSettings, WorkerSettings, worker_settings
 from schemas.codec import decode
 from schemas.codec import encode as encode_record
@@ -24,33 +29,63 @@ from schemas.records import DeadLetter, InferenceFinished, InferenceRequested, U
 from schemas.topics import DEAD_LETTERS, RESULTS, USAGE, partition_for, requests_topic
 from tests.conditions import eventually
 from tests.factories import requested
-from tests.processes import ROOT, Process, free_port
+from tests.processes import Process, free_port
 
 WORKER = ["python", "-m", "gpu_worker"]
+ARGS = {"inputs": 64, "hidden": 4, "layers": 1, "outputs": 10}
 
 
-def publish(env: Mapping[str, str], name: str, bundle: Path, *options: str) -> str:
-    """The version of a published bundle, through the command a user would type."""
-    done = subprocess.run(
-        [sys.executable, "-m", "infra.cli", "models", "publish", name, str(bundle), "--json", *options],
-        env={**env, "PYTHONPATH": str(ROOT)},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    version: str = json.loads(done.stdout.splitlines()[-1])["version"]
-    return version
+def constant_bundle(folder: Path, value: float) -> Path:
+    """A bundle whose model answers `value` ten times, whatever it is sent: its outputs say which version ran."""
+    folder.mkdir()
+    model = build_architecture("mlp", ARGS)
+    state = {name: torch.zeros_like(t) for name, t in model.state_dict().items()}
+    last = max(name for name in state if name.endswith("bias"))
+    state[last] = torch.full_like(state[last], value)
+    save_file(state, folder / "weights.safetensors")
+    description = {
+        "task": "TENSORS",
+        "layout": "safetensors",
+        "architecture": "mlp",
+        "architecture_args": ARGS,
+        "files": ["weights.safetensors"],
+        "inputs": [{"name": "pixels", "datatype": "FP32", "shape": [-1, 64]}],
+        "outputs": [{"name": "logits", "datatype": "FP32", "shape": [-1, 10]}],
+        "max_batch_items": 64,
+        "max_length": 0,
+        "torch_version": torch.__version__,
+        "producer": "a test",
+    }
+    (folder / "model.json").write_text(json.dumps(description))
+    return folder
 
 
-def start_worker(spawn: Any, env: Mapping[str, str], *, wait: bool = True, **settings: str) -> Process:
-    """A worker process; with `wait`, one that has joined its group."""
+def store_bundle(env: Mapping[str, str], folder: Path) -> str:
+    """The version of a bundle whose files are now in S3; the registry is the API's business, not the worker's."""
+    manifest = read_bundle(folder)
+    store_files(Store(worker_settings(env).s3), folder, manifest, lambda line: None)
+    return manifest.version
+
+
+def value_of(finished: InferenceFinished) -> float:
+    """What a constant model answered."""
+    (values,) = (set(struct.unpack("<10f", finished.outputs[0].data)),)
+    (value,) = values
+    return float(value)
+
+
+def overwrite(env: Mapping[str, str], key: str, data: bytes) -> None:
+    """What only an intruder does: other bytes under a version's key."""
+    store: Any = Store(worker_settings(env).s3)
+    store._client.put_object(Bucket=store.bucket, Key=key, Body=data)
+
+
+def start_worker(spawn: Any, env: Mapping[str, str], *, changed: str = "", **settings: str) -> Process:
+    """A worker that has joined its group. `changed` is Python run in its process first: how a mechanism is removed."""
     port = free_port()
-    process: Process = spawn(WORKER, {**env, "INFERLOG_WORKER_PORT": str(port), **settings}, name="worker")
-    if wait:
-        process.wait_ready(f"http://127.0.0.1:{port}/readyz")
+    command = ["python", "-c", f"{changed}\nfrom gpu_worker.app import main\nmain()"] if changed else WORKER
+    process: Process = spawn(command, {**env, "INFERLOG_WORKER_PORT": str(port), **settings}, name="worker")
+    process.wait_ready(f"http://127.0.0.1:{port}/readyz")
     return process
 
 
@@ -108,7 +143,9 @@ class Desk:
                 for record in records:
                     self._take(record.topic, record.value)
 
-    async def results_of(self, requests: Sequence[InferenceRequested], *, timeout_s: float = 30.0) -> list[InferenceFinished]:
+    async def results_of(
+        self, requests: Sequence[InferenceRequested], *, timeout_s: float = 30.0
+    ) -> list[InferenceFinished]:
         """The first result of each, once there is one for all."""
 
         async def all_there() -> bool:
@@ -120,6 +157,13 @@ class Desk:
 
         await eventually(all_there, timeout_s=timeout_s, what="results")
         return [self.seen.results[r.request_id][0] for r in requests]
+
+    async def batches_are_uniform(self) -> bool:
+        """Whether all requests of each batch name one version."""
+        versions: dict[UUID, set[str]] = defaultdict(set)
+        for results in (await self.read()).results.values():
+            versions[results[0].batch_id].add(results[0].version)
+        return all(len(found) == 1 for found in versions.values())
 
     async def committed(self) -> int:
         """Sum of the group's committed positions."""
@@ -152,8 +196,3 @@ async def open_desk(env: Mapping[str, str]) -> AsyncIterator[Desk]:
             ]
         )
         yield Desk(kafka, producer, consumer)
-
-
-async def both(*work: Any) -> list[Any]:
-    """Several coroutines at once."""
-    return list(await asyncio.gather(*work))
