@@ -105,7 +105,7 @@ class Worker:
         self.counts: Counter[str] = Counter()
         self.turned_at_s = clock()
 
-    async def run(self, stop: asyncio.Event, *, drain_s: float = 10.0) -> None:
+    async def run(self, stop: asyncio.Event, *, drain_s: float = 5.0) -> None:
         """Work until `stop` is set, then end what runs and is being recorded, for at most `drain_s`.
 
         Raises what a port raised unexpectedly: nothing was committed for it, so the next worker does it again.
@@ -121,15 +121,19 @@ class Worker:
                 ended.result()
             self._stopping = True
             self._wake.set()
-            await asyncio.wait({dispatch}, timeout=drain_s)
-            if self._recordings:
-                await asyncio.wait(self._recordings, timeout=drain_s)
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._drain(dispatch), drain_s)
         finally:
             tasks = [intake, dispatch, stopper, *self._loads.values(), *self._recordings]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._crash.cancel()
+
+    async def _drain(self, dispatch: asyncio.Task[None]) -> None:
+        await asyncio.wait({dispatch})
+        if self._recordings:
+            await asyncio.wait(self._recordings)
 
     async def _take_in(self) -> None:
         while True:

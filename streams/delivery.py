@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
+#: One attempt at a transaction; a server that is stopped, not gone, may otherwise hold even the driver's clean-up.
+ATTEMPT_S = 30.0
 
 
 class LedgerUnavailable(RuntimeError):
@@ -113,7 +115,7 @@ class Delivery:
         try:
             while True:
                 try:
-                    await self._write(batch, total=len(records))
+                    await asyncio.wait_for(self._write(batch, total=len(records)), ATTEMPT_S)
                     break
                 except Exception as error:
                     if not is_outage(error):

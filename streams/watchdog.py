@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass, field
 
 from infra.kafka import BusUnavailable
+from infra.postgres import is_outage
 from infra.settings import KafkaSettings
 from streams.replay.log import LogReader, open_log
 
@@ -99,10 +100,12 @@ class Watchdog:
                     while True:
                         await self.look(reader)
                         await asyncio.sleep(self._pause_s)
-            except (BusUnavailable, OSError) as error:
+            except Exception as error:
+                if not (isinstance(error, BusUnavailable) or is_outage(error)):
+                    raise
                 self.lag = None
                 self._detector.forget()
-                log.warning("the watchdog cannot see the log: %s", error)
+                log.warning("the watchdog cannot look: %s: %s", type(error).__name__, error)
                 await asyncio.sleep(self._pause_s)
 
     async def look(self, reader: LogReader) -> None:

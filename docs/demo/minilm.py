@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 # Everything is on this machine; the libraries must not look anywhere else.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -80,7 +81,8 @@ def reference(sentences: list[str]) -> list[list[float]]:
 
 
 def _embedder(source: Path) -> _Embedder:
-    transformers.utils.logging.disable_progress_bar()
+    logging: Any = transformers.utils.logging
+    logging.disable_progress_bar()
     return _Embedder(transformers.AutoModel.from_pretrained(str(source), local_files_only=True)).eval()
 
 

@@ -198,8 +198,9 @@ async def _judge(
 
     for topic, spans in requests.items():
         await reading.each(topic, spans, InferenceRequested, use_request)
-    await _settle(reading, book, usage, results)
     notes = [note for topic, spans in {topics.results: results, **requests}.items() for note in _trimmed(topic, spans)]
+    if not notes:  # else halves are missing that will never come
+        await _settle(reading, book, usage, results)
     i4, hours, open_ids = book.prove_conservation(committed=committed, notes=notes)
     return Report(
         verdicts=(i1, limits.finish(), book.prove_versions(), i4),

@@ -17,9 +17,9 @@ from uuid import uuid4
 
 import aiohttp
 
-from infra.kafka import open_consumer
+from infra.kafka import BusUnavailable, KafkaError, open_consumer
 from infra.postgres import connect
-from infra.redis import open_redis
+from infra.redis import RedisError, open_redis
 from infra.settings import operator_settings
 from schemas.codec import decode, encode
 from schemas.ids import finished_id
@@ -201,6 +201,13 @@ async def echo_worker(env: Mapping[str, str], *, hints: bool = True) -> AsyncIte
     keys, seen = RedisKeys(namespace=settings.kafka.namespace), []
 
     async def work() -> None:
+        while True:
+            try:
+                await serve()
+            except (RedisError, KafkaError, BusUnavailable):
+                await asyncio.sleep(0.05)  # what was not committed comes again
+
+    async def serve() -> None:
         topic = requests_topic().in_namespace(settings.kafka.namespace).name
         group = worker_group(settings.kafka.namespace, "default")
         async with open_consumer(settings.kafka, group=group) as consumer, open_redis(settings.redis) as redis:

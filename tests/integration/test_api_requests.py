@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import struct
 from collections.abc import AsyncIterator
 from typing import Any
@@ -178,7 +179,7 @@ BAD: list[tuple[str, str, str, Any, dict[str, str], int, str]] = [
     ("bad timeout", "POST", INFER, {**GOOD, "parameters": {"timeout": -1}}, {}, 400, "parameters.timeout"),
     ("bad id", "POST", INFER, {**GOOD, "id": 7}, {}, 400, "id: expected a string"),
     ("binary", "POST", INFER, GOOD, {"Inference-Header-Content-Length": "2"}, 400, "binary_data=False"),
-    ("large", "POST", INFER, b" " * 5_000_000, {}, 413, "larger than 4194304 bytes"),
+    ("large", "POST", INFER, io.BytesIO(b" " * 5_000_000), {}, 413, "larger than 4194304 bytes"),
     ("large, chunked", "POST", INFER, "too_long", {}, 413, "larger than 4194304 bytes"),
     ("method", "PUT", INFER, GOOD, {}, 405, "allowed: POST"),
     ("path", "GET", "/v2/nowhere", None, {}, 404, "nothing at this path"),

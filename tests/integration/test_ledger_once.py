@@ -5,24 +5,13 @@ Beside it the same with one mechanism removed, which must fail.
 
 from __future__ import annotations
 
-import signal
-
 from tests.conditions import eventually
 from tests.integration.ledger_world import LedgerWorld, Spawn, usages
-from tests.processes import Process
 
 REQUESTS = 400
 EXACT = {"requests": REQUESTS, "items": 4 * REQUESTS}
 #: Small batches, so that the copies of a record come in different ones.
 SMALL = {"INFERLOG_LEDGER_BATCH": "50"}
-
-
-async def kill_in_the_middle(world: LedgerWorld, worker: Process) -> None:
-    """SIGKILL while a batch has written processed_requests and waits to write usage_hourly."""
-    async with world.blocked_batch():
-        await world.wait_blocked()
-        worker.kill()
-    assert worker.returncode == -signal.SIGKILL
 
 
 async def test_three_deliveries_and_a_kill_mid_batch_bill_each_request_once(env: dict[str, str], spawn: Spawn) -> None:
@@ -43,19 +32,14 @@ async def test_three_deliveries_and_a_kill_mid_batch_bill_each_request_once(env:
         return bool(await world.positions())
 
     await eventually(underway, what="some batches committed")
-    await kill_in_the_middle_or_done(world, second)
+    second.kill()  # now somewhere between a COMMIT and its acknowledgement, most likely
+    committed, positions = await world.committed(), await world.positions()
+    assert all(committed.get(p, 0) <= next_offset for p, next_offset in positions.items())
     world.worker(settings=SMALL)
     await world.caught_up()
     assert await world.sums() == EXACT
     assert await world.value("SELECT count(*) FROM processed_requests") == REQUESTS
     await world.acknowledged()
-
-
-async def kill_in_the_middle_or_done(world: LedgerWorld, worker: Process) -> None:
-    """A second kill, wherever it is by now: between a COMMIT and its acknowledgement, most likely."""
-    worker.kill()
-    committed, positions = await world.committed(), await world.positions()
-    assert all(committed.get(p, 0) <= next_offset for p, next_offset in positions.items())
 
 
 async def test_without_the_insert_that_dedups_the_same_run_bills_thrice(env: dict[str, str], spawn: Spawn) -> None:

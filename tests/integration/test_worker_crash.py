@@ -104,7 +104,7 @@ async def test_partitions_move_between_workers_under_load_without_loss(
         start_worker(spawn, env, INFERLOG_WORKER="second", **SMALL_BATCHES)
         await desk.submit(requests[100:200])
         first.terminate()
+        assert first.wait() == 0
         await desk.submit(requests[200:])
         await desk.results_of(requests, timeout_s=60)
-        assert first.wait() == 0
         assert {r[0].worker for r in desk.seen.results.values()} == {"first", "second"}

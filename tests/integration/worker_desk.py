@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import torch
 from safetensors.torch import save_file
@@ -54,7 +54,8 @@ def constant_bundle(folder: Path, value: float) -> Path:
         "max_batch_items": 64,
         "max_length": 0,
         "torch_version": torch.__version__,
-        "producer": "a test",
+        # Versions are content addresses in a bucket that all tests share: no two tests may make the same one.
+        "producer": f"a test, {uuid4()}",
     }
     (folder / "model.json").write_text(json.dumps(description))
     return folder

@@ -1,0 +1,223 @@
+"""Real torch, no servers: the runner's answers, whose fault a failure is, and the two demo models."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from docs.demo import digits, minilm
+from gpu_worker import runner, text
+from gpu_worker.bundle import BundleError, read_bundle
+from gpu_worker.endings import Answer, Failure
+from gpu_worker.errors import ModelError
+from gpu_worker.publish import checked
+from gpu_worker.runner import LoadedModel
+from schemas.manifest import Manifest, TensorSpec
+from schemas.records import InferenceRequested, Task
+from schemas.tensors import Tensor, bytes_tensor
+from tests.factories import floats, requested
+
+
+def manifest(*, width: int = 2, max_batch_items: int = 4, outputs: int = 1) -> Manifest:
+    return Manifest(
+        task=Task.TENSORS,
+        layout="safetensors",
+        architecture="mlp",
+        architecture_args={},
+        files=(),
+        inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, width)),),
+        outputs=tuple(TensorSpec(name=f"y{i}", datatype="FP32", shape=(-1, width)) for i in range(outputs)),
+        max_batch_items=max_batch_items,
+        max_length=0,
+        torch_version="",
+        producer="",
+    )
+
+
+class Doubling:
+    """Doubles its input; refuses a run that holds a 13, and remembers how many items each run had."""
+
+    def __init__(self) -> None:
+        self.runs: list[int] = []
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.runs.append(len(x))
+        if bool((x == 13).any()):
+            raise ValueError("thirteen")
+        return x * 2
+
+
+def loaded(forward: Any, **changes: Any) -> LoadedModel:
+    return LoadedModel(manifest=manifest(**changes), device="cpu", forward=forward, tokeniser=None)
+
+
+def rows(*values: tuple[float, float]) -> InferenceRequested:
+    data = struct.pack(f"<{2 * len(values)}f", *[v for row in values for v in row])
+    tensor = Tensor(name="x", datatype="FP32", shape=(len(values), 2), data=data)
+    return requested(inputs=(tensor,), item_count=len(values))
+
+
+def values(result: Answer | Failure) -> tuple[float, ...]:
+    assert isinstance(result, Answer), result
+    return struct.unpack(f"<{len(result.outputs[0].data) // 4}f", result.outputs[0].data)
+
+
+def test_each_request_gets_its_own_rows_back_however_runs_were_sliced() -> None:
+    model = Doubling()
+    requests = [rows((1, 2)), rows((3, 4), (5, 6), (7, 8)), rows((9, 10), (11, 12))]
+    ran = loaded(model).run(requests)
+    assert model.runs == [4, 2]
+    assert [values(r) for r in ran.results] == [(2, 4), (6, 8, 10, 12, 14, 16), (18, 20, 22, 24)]
+    assert [r.outputs[0].shape for r in ran.results if isinstance(r, Answer)] == [(1, 2), (3, 2), (2, 2)]
+
+
+def test_a_request_that_breaks_the_run_fails_alone() -> None:
+    ran = loaded(Doubling()).run([rows((1, 2)), rows((13, 0)), rows((3, 4))])
+    assert values(ran.results[0]) == (2, 4)
+    assert ran.results[1] == Failure(
+        code="run_failed", message="the model failed on this request: ValueError: thirteen"
+    )
+    assert values(ran.results[2]) == (6, 8)
+
+
+def test_without_the_second_try_one_bad_request_would_fail_its_neighbours() -> None:
+    model = loaded(Doubling())
+    with pytest.raises(ValueError, match="thirteen"):
+        model._answers([r.inputs for r in (rows((1, 2)), rows((13, 0)))])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ((), "expected 1 inputs, found 0"),
+        ((floats("z", 1, 2),), "input 'z' of FP32: expected 'x' of FP32"),
+        ((Tensor(name="x", datatype="FP64", shape=(1, 2), data=bytes(16)),), "'x' of FP64: expected 'x' of FP32"),
+        ((floats("x", 1, 2, 3),), r"input 'x': expected shape \[-1, 2\], found \[1, 3\]"),
+        ((Tensor(name="x", datatype="FP32", shape=(0, 2), data=b""),), r"found \[0, 2\]"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_told_by_name(inputs: tuple[Tensor, ...], message: str) -> None:
+    bad, good = loaded(Doubling()).run([requested(inputs=inputs), rows((1, 2))]).results
+    assert isinstance(bad, Failure)
+    assert bad.code == "invalid_input"
+    assert pytest.importorskip("re").search(message, bad.message)
+    assert values(good) == (2, 4)
+
+
+def test_nan_and_infinity_are_data() -> None:
+    found = values(loaded(Doubling()).run([rows((float("inf"), float("nan")))]).results[0])
+    assert found[0] == float("inf")
+    assert np.isnan(found[1])
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        pytest.param(lambda x: x[:-1], "expected shape", id="a row is missing"),
+        pytest.param(lambda x: x[:, :1], "expected shape", id="narrower rows"),
+        pytest.param(lambda x: x.double(), "expected FP32", id="another datatype"),
+        pytest.param(lambda x: (x, x), "expected 1 outputs, the model gave 2", id="an output too many"),
+        pytest.param(lambda x: x.missing, "fails on a sample of 1", id="an exception"),
+    ],
+)
+def test_a_model_that_is_not_what_its_manifest_says_does_not_pass_the_warm_up(forward: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        loaded(forward).warm_up()
+
+
+def test_texts_of_like_length_run_together_and_come_back_in_order() -> None:
+    lengths = [9, 1, 8, 2, 1]
+    assert text.slices(lengths, max_items=2, max_padded=100) == [[1, 4], [3, 2], [0]]
+    assert text.slices(lengths, max_items=9, max_padded=6) == [[1, 4, 3], [2], [0]]
+    assert text.slices([], max_items=9, max_padded=6) == []
+
+
+def test_digits_answers_what_plain_torch_answers_and_reads_handwriting(tmp_path: Path) -> None:
+    digits.build(tmp_path)
+    first = (tmp_path / "weights.safetensors").stat().st_mtime_ns
+    digits.build(tmp_path)
+    assert (tmp_path / "weights.safetensors").stat().st_mtime_ns == first, "built from the same inputs already"
+    pixels, labels = digits.held_out()
+    assert len(pixels) == 360
+    model = runner.load(tmp_path, checked(tmp_path, lambda line: None), device="cpu")
+    requests = [requested(inputs=(floats("pixels", *row),)) for row in pixels]
+    found = np.array([values(r) for r in model.run(requests).results])
+    assert np.abs(found - np.array(digits.reference(tmp_path, pixels))).max() < 1e-5
+    assert (found.argmax(1) == labels).mean() > 0.95
+
+
+def embedded(model: LoadedModel, texts: Sequence[str]) -> list[tuple[float, ...]]:
+    return [values(r) for r in model.run([request_of(t) for t in texts]).results]
+
+
+def request_of(*texts: str) -> InferenceRequested:
+    tensor = bytes_tensor("text", [t.encode() for t in texts])
+    return requested(task=Task.EMBEDDINGS, inputs=(tensor,), item_count=len(texts))
+
+
+def test_minilm_answers_what_transformers_answers(minilm_bundle: Path) -> None:
+    model = runner.load(minilm_bundle, read_bundle(minilm_bundle), device="cpu")
+    texts = ["a cat", "", "日本語の文", "long " * 400, "one more sentence, a little longer than the others"]
+    assert np.abs(np.array(embedded(model, texts)) - np.array(minilm.reference(texts))).max() < 1e-5
+    together, not_text, alone = model.run(
+        [
+            request_of(*texts),
+            requested(task=Task.EMBEDDINGS, inputs=(bytes_tensor("text", [b"\xff"]),)),
+            request_of("a cat"),
+        ]
+    ).results
+    assert isinstance(together, Answer)
+    assert together.outputs[0].shape == (5, 384)
+    assert together.tokens == sum(len(model._tokeniser.encode([t])[0]) for t in texts)  # type: ignore[union-attr]
+    assert isinstance(not_text, Failure)
+    assert not_text.message == "input 'text': element 0 is not UTF-8 (invalid start byte at byte 0)"
+    assert isinstance(alone, Answer)
+    assert alone.tokens == 4
+
+
+def test_a_bundle_is_refused_when_its_model_is_not_what_it_says(minilm_bundle: Path, tmp_path: Path) -> None:
+    for name in ("model.pt2", "tokenizer.json"):
+        (tmp_path / name).symlink_to(minilm_bundle / name)
+    description = json.loads((minilm_bundle / "model.json").read_text())
+    description["outputs"][0]["shape"] = [-1, 100]
+    (tmp_path / "model.json").write_text(json.dumps(description))
+    with pytest.raises(BundleError, match=r"expected shape \[-1, 100\], the model gave \[1, 384\]"):
+        checked(tmp_path, lambda line: None)
+    description["files"] = ["model.pt2"]
+    (tmp_path / "model.json").write_text(json.dumps(description))
+    with pytest.raises(BundleError, match=r"tokenizer\.json.* missing"):
+        checked(tmp_path, lambda line: None)
+
+
+@pytest.fixture(scope="module")
+def minilm_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("minilm")
+    minilm.build(folder)
+    return folder
+
+
+def test_what_a_crafted_weights_file_would_run_does_not_run(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "ran",))
+
+    torch.save({"stack.0.weight": Evil()}, tmp_path / "weights.safetensors")
+    with pytest.raises(ModelError):
+        runner.load(
+            tmp_path,
+            Manifest(
+                **{
+                    **{f: getattr(manifest(), f) for f in Manifest.__dataclass_fields__},
+                    "architecture_args": {"inputs": 2, "hidden": 2, "layers": 1, "outputs": 2},
+                }
+            ),
+            device="cpu",
+        )
+    assert not (tmp_path / "ran").exists()
