@@ -20,13 +20,13 @@ from api.admission.keys import Keys
 from api.admission.limits import TIMEOUT_S, Limiter, RedisScript
 from api.admission.registry import PostgresKeys, PostgresRegistry
 from api.admission.versions import Versions
+from api.health import Health
 from api.inference import Inference
 from api.middleware import envelope
 from api.request_log import ACK_WITHIN_S, RequestLog
 from api.results import RedisCache, Results
 from api.routes import ROUTES
 from api.services import GATE, HEALTH, INFERENCE, LEDGER, QUEUES
-from api.surfaces.health import Health
 from infra.kafka import open_producer
 from infra.lag import open_lag_reader
 from infra.postgres import Pool, open_pool
@@ -42,7 +42,7 @@ LIMITER_REDIS = web.AppKey("limiter_redis", Redis)
 RESULTS_REDIS = web.AppKey("results_redis", Redis)
 RESULTS = web.AppKey("results", Results)
 
-_DRAIN_WITHIN_S = 2.0
+_DRAIN_WITHIN_S = 1.5
 _CLOSE_WITHIN_S = 1.0
 _RESTART_PAUSE_S = 1.0
 
@@ -71,7 +71,7 @@ async def _ledger(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _limiter_redis(app: web.Application) -> AsyncIterator[None]:
-    async with open_redis(app[SETTINGS].redis, timeout_s=TIMEOUT_S, max_connections=4) as client:
+    async with open_redis(app[SETTINGS].redis, timeout_s=2 * TIMEOUT_S, max_connections=4) as client:
         app[LIMITER_REDIS] = client
         yield
 

@@ -115,5 +115,5 @@ def failure(finished: InferenceFinished) -> ApiError:
 
 
 # The worker's error codes that say whose fault it was; any other is the model's.
-_CALLERS_FAULT = frozenset({"invalid_input"})
+_CALLERS_FAULT = frozenset({"invalid_input", "result_too_large"})
 _PASSING = frozenset({"unavailable"})

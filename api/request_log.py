@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 ACK_WITHIN_S = 1.5
 _OPEN_WITHIN_S = 5.0
-_REOPEN_PAUSE_S = 0.25
+_REOPEN_PAUSE_S = 0.5
 
 
 class Sender(Protocol):

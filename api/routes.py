@@ -7,16 +7,16 @@ from aiohttp import web
 from api.surfaces import oip, openai, operations, usage
 
 ROUTES = (
-    # Open Inference Protocol
+    # Open Inference Protocol; paths are tried in this order, so the busiest ones come first
+    web.post("/v2/models/{model}/infer", oip.infer),
+    web.post("/v2/models/{model}/versions/{version}/infer", oip.infer),
     web.get("/v2", oip.server_metadata),
     web.get("/v2/health/live", oip.live),
     web.get("/v2/health/ready", oip.ready),
     web.get("/v2/models/{model}", oip.model_metadata),
     web.get("/v2/models/{model}/ready", oip.model_ready),
-    web.post("/v2/models/{model}/infer", oip.infer),
     web.get("/v2/models/{model}/versions/{version}", oip.model_metadata),
     web.get("/v2/models/{model}/versions/{version}/ready", oip.model_ready),
-    web.post("/v2/models/{model}/versions/{version}/infer", oip.infer),
     # OpenAI
     web.post("/v1/embeddings", openai.embeddings),
     web.get("/v1/models", openai.models),

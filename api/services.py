@@ -8,8 +8,8 @@ from aiohttp import web
 
 from api.admission.deadlines import Queues
 from api.admission.gate import Gate
+from api.health import Health
 from api.inference import Inference
-from api.surfaces.health import Health
 from infra.postgres import Pool
 
 GATE = web.AppKey("gate", Gate)

@@ -6,6 +6,7 @@ Starting waits for Kafka instead of failing; stopping ends what runs, commits it
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import threading
@@ -78,6 +79,10 @@ async def serve(settings: WorkerSettings) -> None:
             clock=time.time,
         )
         health.watch(worker=worker, inbox=inbox, outcomes=outcomes, redis=redis)
+        # What was imported lives as long as the process; looking through it for garbage again and again
+        # costs more than some of the work.
+        gc.collect()
+        gc.freeze()
         log.info("worker started", extra={"fields": {"worker": settings.worker, "pool": settings.pool}})
         await worker.run(stop)
     log.info("worker stopped", extra={"fields": dict(worker.counts)})

@@ -224,10 +224,12 @@ class Batcher(Generic[T]):
             tickets.append(ticket)
             items += one.items
             cost += one.cost_bytes
-        members = tuple(self._remove(key, lane, ticket).what for ticket in tickets)
+        taken = [self._remove(key, lane, ticket) for ticket in tickets]
         # Whatever stays behind has met a busy device.
         lane.patient = True
-        lane.soonest_s = min((one.deadline_s for one in lane.line.values()), default=math.inf)
+        if min(one.deadline_s for one in taken) <= lane.soonest_s:
+            lane.soonest_s = min((one.deadline_s for one in lane.line.values()), default=math.inf)
+        members = tuple(one.what for one in taken)
         return Batch(version=key[0], members=members, items=items, cost_bytes=cost, closed=closed)
 
     def _remove(self, key: tuple[str, Hashable], lane: _Lane[T], ticket: int) -> Waiting[T]:

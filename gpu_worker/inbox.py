@@ -9,37 +9,33 @@ A partition with too much in flight is paused and polled on, so that the group n
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from typing import Any
 
+from gpu_worker.dead_letters import DeadLetters
 from gpu_worker.offsets import Watermark
 from gpu_worker.worker import Delivery
 from infra.kafka import (
     AIOKafkaConsumer,
-    BusUnavailable,
     ConsumerRebalanceListener,
     KafkaError,
     Producer,
-    RecordTooLarge,
     TopicPartition,
     open_consumer,
 )
 from infra.settings import KafkaSettings
-from schemas.codec import DecodeError, decode, encode
-from schemas.ids import dead_letter_id
+from schemas.codec import DecodeError, decode
 from schemas.keys import worker_group
-from schemas.records import DeadLetter, InferenceRequested
+from schemas.records import InferenceRequested
 from schemas.topics import DEAD_LETTERS, requests_topic
 
 log = logging.getLogger(__name__)
 
 _POLL_MS = 200
-_SEND_TIMEOUT_S = 10.0
+_COMMIT_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +65,8 @@ class _Held:
 class Inbox(ConsumerRebalanceListener):  # type: ignore[misc]  # the library has no types
     """The worker's Inbox on Kafka. Made by `open_inbox`."""
 
-    def __init__(
-        self, consumer: AIOKafkaConsumer, producer: Producer, *, topic: str, dead_letters: str, bounds: Bounds
-    ) -> None:
+    def __init__(self, consumer: AIOKafkaConsumer, dead_letters: DeadLetters, *, topic: str, bounds: Bounds) -> None:
         self._consumer = consumer
-        self._producer = producer
         self._topic = topic
         self._dead_letters = dead_letters
         self._bounds = bounds
@@ -131,9 +124,11 @@ class Inbox(ConsumerRebalanceListener):  # type: ignore[misc]  # the library has
         positions = {p: at for p, held in self._held.items() if (at := held.watermark.to_commit()) is not None}
         if not positions:
             return
+        offsets = {TopicPartition(self._topic, p): at for p, at in positions.items()}
         try:
-            await self._consumer.commit({TopicPartition(self._topic, p): at for p, at in positions.items()})
-        except KafkaError as error:
+            # The client itself would try for ever, and a rebalance or a stop must not wait for that.
+            await asyncio.wait_for(self._consumer.commit(offsets), _COMMIT_TIMEOUT_S)
+        except (KafkaError, asyncio.TimeoutError) as error:
             log.warning("offsets not committed", extra={"fields": {"reason": repr(error)}})
             return
         for partition, at in positions.items():
@@ -200,41 +195,11 @@ class Inbox(ConsumerRebalanceListener):  # type: ignore[misc]  # the library has
 
     async def _set_aside(self, held: _Held, record: Any, reason: str) -> None:
         """1 dead letter, acknowledged. 2 Its offset counts as done. Die between: the same letter is written again."""
-        letter = DeadLetter(
-            event_id=dead_letter_id(record.topic, record.partition, record.offset),
-            occurred_at=datetime.now(timezone.utc),
-            topic=record.topic,
-            partition=record.partition,
-            offset=record.offset,
-            key=record.key,
-            value=record.value,
-            reason=reason,
-            attempts=1,
-        )
-        where = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
-        log.error("record set aside", extra={"fields": {**where, "reason": reason}})
-        wait_s = 0.1
-        while not await self._sent(letter):
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, 5.0)
+        await self._dead_letters.put(record, reason)
         self.set_aside += 1
         if self._held.get(record.partition) is held:
             held.watermark.done(record.offset)
             held.size_bytes -= len(record.value or b"")
-
-    async def _sent(self, letter: DeadLetter) -> bool:
-        key = letter.topic.encode()
-        try:
-            try:
-                await self._producer.send(self._dead_letters, encode(letter), key=key, timeout_s=_SEND_TIMEOUT_S)
-            except RecordTooLarge:
-                # The evidence stays where it is; the letter says where and what it was.
-                small = _without_value(letter)
-                await self._producer.send(self._dead_letters, encode(small), key=key, timeout_s=_SEND_TIMEOUT_S)
-        except BusUnavailable as error:
-            log.warning("dead letter not acknowledged yet", extra={"fields": {"reason": error}})
-            return False
-        return True
 
     def _apply_bounds(self) -> None:
         """Pause partitions with too much in flight; resume them at half of it, so that they do not flutter."""
@@ -255,22 +220,6 @@ class Inbox(ConsumerRebalanceListener):  # type: ignore[misc]  # the library has
         return True
 
 
-def _without_value(letter: DeadLetter) -> DeadLetter:
-    value = letter.value or b""
-    digest = hashlib.sha256(value).hexdigest()
-    return DeadLetter(
-        event_id=letter.event_id,
-        occurred_at=letter.occurred_at,
-        topic=letter.topic,
-        partition=letter.partition,
-        offset=letter.offset,
-        key=None,
-        value=None,
-        reason=f"{letter.reason} (value of {len(value)} bytes left out, sha256 {digest})",
-        attempts=letter.attempts,
-    )
-
-
 @asynccontextmanager
 async def open_inbox(
     settings: KafkaSettings, producer: Producer, *, pool: str, bounds: Bounds | None = None
@@ -286,8 +235,8 @@ async def open_inbox(
         heartbeat_interval_ms=1_500,
         rebalance_timeout_ms=15_000,
     ) as consumer:
-        dead_letters = DEAD_LETTERS.in_namespace(settings.namespace).name
-        inbox = Inbox(consumer, producer, topic=topic, dead_letters=dead_letters, bounds=bounds or Bounds())
+        dead_letters = DeadLetters(producer, topic=DEAD_LETTERS.in_namespace(settings.namespace).name)
+        inbox = Inbox(consumer, dead_letters, topic=topic, bounds=bounds or Bounds())
         consumer.subscribe([topic], listener=inbox)
         committing = asyncio.create_task(inbox.commit_regularly(), name="commit")
         try:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpu_worker.endings import Ended
-from infra.kafka import BusUnavailable, Producer
+from infra.kafka import BusUnavailable, KeyedRecord, Producer
 from infra.redis import Redis, RedisError
 from schemas.codec import encode
 from schemas.ids import usage_id
@@ -31,8 +31,6 @@ _LONGEST_RETRY_S = 5.0
 _CACHE_RETRIES_S = (0.05, 0.25, 1.0)
 #: Room for keys, headers and the envelope of a batch inside the broker's bound on a message.
 _ENVELOPE_BYTES = 4096
-
-LogRecord = tuple[str, bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,21 +60,21 @@ class KafkaRedisOutcomes:
         # 2 cache. Die before: the batch runs again. Redis away: the log has the results, so go on without it.
         await self._cache(encoded)
 
-    def _log_records(self, encoded: _Encoded) -> list[LogRecord]:
+    def _log_records(self, encoded: _Encoded) -> list[KeyedRecord]:
         finished = encoded.ended.finished
         records = [(self._results.name, finished.request_id.bytes, encoded.result)]
         if finished.outcome is Outcome.SUCCEEDED:
             records.append((self._usage.name, finished.customer_id.encode(), encode(usage(finished))))
         return records
 
-    async def _log(self, records: Sequence[LogRecord]) -> None:
+    async def _log(self, records: Sequence[KeyedRecord]) -> None:
         """Until every record is acknowledged. A record is handed over again only after it failed for certain."""
         left = list(records)
         wait_s = 0.1
         while left:
             try:
-                futures = await self._producer.enqueue_all(left, timeout_s=_ENQUEUE_TIMEOUT_S)
-                left = await self._unacknowledged(left, futures)
+                sent = await self._producer.enqueue_all(left, timeout_s=_ENQUEUE_TIMEOUT_S)
+                left = await self._unacknowledged(sent)
             except BusUnavailable as error:
                 log.warning("results held, Kafka is away", extra={"fields": {"records": len(left), "reason": error}})
             if left:
@@ -85,19 +83,21 @@ class KafkaRedisOutcomes:
                 wait_s = min(2 * wait_s, _LONGEST_RETRY_S)
 
     async def _unacknowledged(
-        self, records: Sequence[LogRecord], futures: Sequence[asyncio.Future[Any]]
-    ) -> list[LogRecord]:
+        self, sent: Sequence[tuple[asyncio.Future[Any], Sequence[KeyedRecord]]]
+    ) -> list[KeyedRecord]:
         """Wait for the end of every future, however long the broker is away; the records that failed."""
-        pending: set[asyncio.Future[Any]] = set(futures)
+        pending = {future for future, _ in sent}
         while pending:
             _, pending = await asyncio.wait(pending, timeout=_ACK_LOOK_S)
             if pending:
                 fields = {"records": len(pending), "reason": "no acknowledgement yet"}
                 log.warning("results held, Kafka is away", extra={"fields": fields})
-        failed = [(r, e) for r, f in zip(records, futures, strict=True) if (e := f.exception()) is not None]
-        for _, error in failed[:1]:
-            log.warning("records refused", extra={"fields": {"records": len(failed), "reason": repr(error)}})
-        return [r for r, _ in failed]
+        failed: list[KeyedRecord] = []
+        for future, records in sent:
+            if (error := future.exception()) is not None:
+                log.warning("records refused", extra={"fields": {"records": len(records), "reason": repr(error)}})
+                failed += records
+        return failed
 
     async def _cache(self, encoded: Sequence[_Encoded]) -> None:
         """One round trip: every result unless one is there, then one hint per API instance with all its ids."""

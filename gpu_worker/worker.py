@@ -128,12 +128,13 @@ class Worker:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._crash.cancel()
+            if not self._crash.cancel():
+                self._crash.exception()  # raised above, or met while draining, where nothing of it was committed
 
     async def _drain(self, dispatch: asyncio.Task[None]) -> None:
-        await asyncio.wait({dispatch})
-        if self._recordings:
-            await asyncio.wait(self._recordings)
+        await dispatch
+        while self._recordings:
+            await asyncio.gather(*self._recordings)
 
     async def _take_in(self) -> None:
         while True:
@@ -178,7 +179,8 @@ class Worker:
             raise RuntimeError(f"{len(mine)} requests ran and {len(ran.results)} results came back")
         items = sum(d.request.item_count for d in mine)
         run = Run(worker=self._name, batch_id=new_request_id(), items=items, started_s=now_s, run_us=ran.run_us)
-        self._record(mine, [run.end(d.request, r, self._now()) for d, r in zip(mine, ran.results, strict=True)])
+        now = self._now()
+        self._record(mine, [run.end(d.request, r, now) for d, r in zip(mine, ran.results, strict=True)])
 
     def _end_expired(self, now_s: float) -> None:
         expired = Failure(code="deadline_exceeded", message="the deadline passed before the request could be run")

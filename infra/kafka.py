@@ -7,15 +7,18 @@ large for it.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, TopicAlreadyExistsError
+from aiokafka.partitioner import murmur2
 
 from infra.settings import KafkaSettings
 
@@ -61,6 +64,17 @@ class TopicLayout(Protocol):
         """Broker-side settings."""
 
 
+#: Topic, key, value.
+KeyedRecord = tuple[str, bytes, bytes]
+
+
+@lru_cache(maxsize=8192)
+def _partition_of(key: bytes, partitions: int) -> int:
+    """The partition every Kafka client picks for a key."""
+    found: int = (murmur2(key) & 0x7FFFFFFF) % partitions
+    return found
+
+
 class Producer:
     """Sends records and waits for all in-sync replicas; duplicates from its own retries are removed by the broker."""
 
@@ -91,23 +105,37 @@ class Producer:
         return future
 
     async def enqueue_all(
-        self, records: Sequence[tuple[str, bytes, bytes]], *, timeout_s: float
-    ) -> list[asyncio.Future[Any]]:
-        """Hand many records (topic, key, value) to the sender; the futures of their acknowledgements, in order.
+        self, records: Sequence[KeyedRecord], *, timeout_s: float
+    ) -> list[tuple[asyncio.Future[Any], list[KeyedRecord]]]:
+        """Hand many records (topic, key, value) to the sender: futures of acknowledgement, each with its records.
 
-        One deadline for all of them, because a timer and a task per record would cost more than the record. Raises
-        BusUnavailable, RecordTooLarge; then some of the records may be on their way.
+        Records of one partition go as ready-made batches, because a future and a call per record would cost more than
+        the record. Raises BusUnavailable, RecordTooLarge; then some of the records may be on their way.
         """
-
-        async def hand_over() -> list[asyncio.Future[Any]]:
-            return [await self._client.send(topic, value, key=key) for topic, key, value in records]
-
         try:
-            return await asyncio.wait_for(hand_over(), timeout_s)
+            return await asyncio.wait_for(self._enqueue_all(records), timeout_s)
         except MessageSizeTooLargeError as error:
             raise RecordTooLarge(str(error)) from error
         except (KafkaError, asyncio.TimeoutError) as error:
             raise BusUnavailable(f"{type(error).__name__}: {error}") from error
+
+    async def _enqueue_all(self, records: Sequence[KeyedRecord]) -> list[tuple[asyncio.Future[Any], list[KeyedRecord]]]:
+        counts = {topic: len(await self._client.partitions_for(topic)) for topic in {r[0] for r in records}}
+        groups: defaultdict[tuple[str, int], list[KeyedRecord]] = defaultdict(list)
+        for record in records:
+            groups[record[0], _partition_of(record[1], counts[record[0]])].append(record)
+        sent = []
+        for (topic, partition), members in groups.items():
+            at = 0
+            while at < len(members):
+                batch, first = self._client.create_batch(), at
+                while at < len(members) and batch.append(timestamp=None, key=members[at][1], value=members[at][2]):
+                    at += 1
+                if at == first:
+                    raise RecordTooLarge(f"{topic}: a record of {len(members[at][2])} bytes is too large")
+                batch.close()
+                sent.append((await self._client.send_batch(batch, topic, partition=partition), members[first:at]))
+        return sent
 
     async def send(
         self,

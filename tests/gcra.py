@@ -1,4 +1,4 @@
-"""What a limiter must do, apart from the limiter: an integer model of the algorithm, and an exact judge of what was admitted.
+"""What a limiter must do, apart from the limiter: an integer model of the algorithm, and an exact judge of admissions.
 
 The judge knows nothing of how admissions were decided; it only needs their times.
 """

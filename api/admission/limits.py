@@ -20,6 +20,7 @@ from schemas.keys import RedisKeys
 from schemas.records import BucketCharge
 
 TIMEOUT_S = 0.25
+_LATE_S = 0.05
 _COST = 1
 _MAX_BATCH = 256
 _MAX_PREPARED = 20_000
@@ -85,10 +86,21 @@ class RedisScript:
 
     async def run(self, calls: Sequence[LuaCall]) -> Sequence[Any]:
         """See Script."""
+        trip = asyncio.ensure_future(self._lua.each(self._client, calls))
         try:
-            return await asyncio.wait_for(self._lua.each(self._client, calls), TIMEOUT_S)
-        except (RedisError, OSError, asyncio.TimeoutError) as error:
+            done, _ = await asyncio.wait((trip,), timeout=TIMEOUT_S)
+            if not done:
+                # Perhaps the event loop was held up and not Redis: an answer that has arrived is still read.
+                done, _ = await asyncio.wait((trip,), timeout=_LATE_S)
+            if not done:
+                raise LimiterAway(f"no answer in {TIMEOUT_S:g} s")
+            return trip.result()
+        except (RedisError, OSError) as error:
             raise LimiterAway(f"{type(error).__name__}: {error}") from error
+        finally:
+            if not trip.done():
+                trip.add_done_callback(lambda t: t.cancelled() or t.exception())  # nobody asks any more
+                trip.cancel()
 
 
 def script_call(

@@ -61,7 +61,7 @@ class EmbeddingsCall:
             )
         texts = _texts(self._document.get("input"))
         tensor = bytes_tensor(deployment.manifest.inputs[0].name, (text.encode() for text in texts))
-        return Inputs(tensors=(tensor,), item_count=item_count((tensor,), deployment.manifest))
+        return Inputs(tensors=(tensor,), item_count=item_count((tensor,)))
 
     def _encoding(self) -> str:
         encoding = self._document.get("encoding_format", "float")

@@ -16,6 +16,9 @@ from api.surfaces.http import json_kind
 from schemas.manifest import Manifest, TensorSpec
 from schemas.tensors import BYTES, Tensor, TensorError
 
+#: Items one request may hold, as with OpenAI; the worker runs them in as many batches as the model wants.
+MAX_ITEMS = 2048
+
 _FORMATS = {
     "INT8": "b",
     "INT16": "h",
@@ -68,11 +71,11 @@ def parse_inputs(entries: Any, manifest: Manifest) -> tuple[tuple[Tensor, ...], 
                 f"input '{spec.name}': missing; the model takes {_signature(manifest.inputs)}", param="inputs"
             )
         tensors.append(parse_tensor(by_name[spec.name], spec))
-    return tuple(tensors), item_count(tensors, manifest)
+    return tuple(tensors), item_count(tensors)
 
 
-def item_count(tensors: Sequence[Tensor], manifest: Manifest) -> int:
-    """The common first dimension. Raises BadInput when it is not common, is 0, or exceeds what one run takes."""
+def item_count(tensors: Sequence[Tensor]) -> int:
+    """The common first dimension. Raises BadInput when it is not common, is 0, or is above MAX_ITEMS."""
     items = tensors[0].item_count
     for t in tensors:
         if t.item_count != items:
@@ -80,9 +83,9 @@ def item_count(tensors: Sequence[Tensor], manifest: Manifest) -> int:
                 f"input '{t.name}': holds {t.item_count} items, expected {items} like input '{tensors[0].name}'",
                 param=t.name,
             )
-    if not 1 <= items <= manifest.max_batch_items:
+    if not 1 <= items <= MAX_ITEMS:
         raise BadInput(
-            f"input '{tensors[0].name}': holds {items} items, expected 1 to {manifest.max_batch_items} per request",
+            f"input '{tensors[0].name}': holds {items} items, expected 1 to {MAX_ITEMS} per request",
             param=tensors[0].name,
         )
     return items

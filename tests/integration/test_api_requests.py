@@ -174,7 +174,7 @@ BAD: list[tuple[str, str, str, Any, dict[str, str], int, str]] = [
         "'pixels': data[0]: expected numbers",
     ),
     ("huge number", "POST", INFER, {"inputs": [pixels(data=[10**40] * 64)]}, {}, 400, "'pixels': data"),
-    ("too many items", "POST", INFER, {"inputs": [pixels(33)]}, {}, 400, "holds 33 items, expected 1 to 32"),
+    ("too many items", "POST", INFER, {"inputs": [pixels(2049)]}, {}, 400, "holds 2049 items, expected 1 to 2048"),
     ("unknown output", "POST", INFER, {**GOOD, "outputs": [{"name": "q"}]}, {}, 400, "outputs[0].name"),
     ("bad timeout", "POST", INFER, {**GOOD, "parameters": {"timeout": -1}}, {}, 400, "parameters.timeout"),
     ("bad id", "POST", INFER, {**GOOD, "id": 7}, {}, 400, "id: expected a string"),

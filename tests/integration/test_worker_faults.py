@@ -14,11 +14,12 @@ from infra.settings import worker_settings
 from schemas.codec import decode
 from schemas.keys import RedisKeys
 from schemas.manifest import artifact_prefix
-from schemas.records import InferenceFinished, Outcome
+from schemas.records import InferenceFinished, InferenceRequested, Outcome
 from schemas.tensors import Tensor
 from tests.conditions import eventually
 from tests.factories import floats
 from tests.integration.worker_desk import (
+    Desk,
     admitted,
     constant_bundle,
     open_desk,
@@ -142,8 +143,8 @@ async def test_what_is_no_request_becomes_a_dead_letter_and_the_rest_is_served(
         await eventually(both_committed)
 
 
-async def _letters(desk: object) -> bool:
-    return bool((await desk.read()).dead_letters)  # type: ignore[attr-defined]
+async def _letters(desk: Desk) -> bool:
+    return bool((await desk.read()).dead_letters)
 
 
 async def test_a_version_waits_for_s3_while_another_serves(
@@ -195,12 +196,11 @@ async def test_without_redis_results_are_on_the_log_and_committed(
         await eventually(lambda: _cached(env, after), what="the cache to be used again")
 
 
-async def _cached(env: dict[str, str], request: object) -> bool:
+async def _cached(env: dict[str, str], request: InferenceRequested) -> bool:
     settings = worker_settings(env)
     async with open_redis(settings.redis) as redis:
-        keys = RedisKeys(namespace=settings.redis.namespace)
-        value = await redis.get(keys.result(request.request_id))  # type: ignore[attr-defined]
-    return value is not None and decode(value, InferenceFinished).request_id == request.request_id  # type: ignore[attr-defined]
+        value = await redis.get(RedisKeys(namespace=settings.redis.namespace).result(request.request_id))
+    return isinstance(value, bytes) and decode(value, InferenceFinished).request_id == request.request_id
 
 
 async def test_while_kafka_is_away_results_are_held_and_nothing_is_lost(

@@ -12,6 +12,7 @@ from tests.factories import finished
     ("outcome", "code", "kind"),
     [
         (Outcome.FAILED, "invalid_input", BadInput),
+        (Outcome.FAILED, "result_too_large", BadInput),
         (Outcome.FAILED, "unavailable", Unavailable),
         (Outcome.FAILED, "model_unavailable", ModelFailed),
         (Outcome.FAILED, None, ModelFailed),

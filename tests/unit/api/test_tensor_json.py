@@ -69,8 +69,8 @@ def test_inputs_are_put_in_the_order_of_the_signature() -> None:
         ([entry(data=[[1, 2], 3, 4])], "input 'x': data: expected arrays of 2 at depth 1"),
         ([entry(data=[[1, 2], 3])], "input 'x': data: expected arrays of 2 at depth 2 .* found number"),
         ([entry(data=[[[1], [2]], [[3], [4]]])], r"input 'x': data\[0\]: expected numbers for FP32, found array"),
-        ([entry(shape=[0, 2], data=[])], "input 'x': holds 0 items, expected 1 to 32 per request"),
-        ([entry(shape=[33, 2], data=[0] * 66)], "input 'x': holds 33 items, expected 1 to 32 per request"),
+        ([entry(shape=[0, 2], data=[])], "input 'x': holds 0 items, expected 1 to 2048 per request"),
+        ([entry(shape=[2049, 2], data=[0] * 4098)], "input 'x': holds 2049 items, expected 1 to 2048 per request"),
     ],
 )
 def test_every_refusal_names_the_tensor_and_what_was_expected(spoilt: Any, words: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpu_worker.dead_letters import DeadLetters
 from gpu_worker.inbox import Bounds, Inbox
 from infra.kafka import BusUnavailable, KafkaError, RecordTooLarge, TopicPartition
 from schemas.codec import decode, encode
@@ -68,13 +69,8 @@ class Station:
         self.consumer = ScriptedConsumer()
         self.producer = ScriptedProducer()
         producer: Any = self.producer
-        self.inbox = Inbox(
-            self.consumer,
-            producer,
-            topic=TOPIC,
-            dead_letters="ns.dead",
-            bounds=Bounds(**{"revoke_wait_s": 0.2, **bounds}),
-        )
+        bounds = {"revoke_wait_s": 0.2, **bounds}
+        self.inbox = Inbox(self.consumer, DeadLetters(producer, topic="ns.dead"), topic=TOPIC, bounds=Bounds(**bounds))
 
     async def assigned(self, *partitions: int) -> Station:
         await self.inbox.on_partitions_assigned([TopicPartition(TOPIC, p) for p in partitions])

@@ -31,7 +31,7 @@ class ScriptedProducer:
         self.sent: list[LogRecord] = []
         self.futures: list[asyncio.Future[Any]] = []
 
-    async def enqueue_all(self, records: Sequence[LogRecord], *, timeout_s: float) -> list[asyncio.Future[Any]]:
+    async def enqueue_all(self, records: Sequence[LogRecord], *, timeout_s: float) -> list[Any]:
         answer = self.answers.pop(0) if self.answers else "ok"
         if answer == "away":
             raise BusUnavailable("no broker")
@@ -45,7 +45,7 @@ class ScriptedProducer:
             self.futures[0].set_exception(KafkaError("not enough replicas"))
             for future in self.futures[1:]:
                 future.set_result(None)
-        return self.futures
+        return [(future, [record]) for future, record in zip(self.futures, records, strict=True)]
 
 
 class ScriptedRedis:
