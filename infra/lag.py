@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from infra.kafka import Admin, AIOKafkaConsumer, BusUnavailable, KafkaError, TopicPartition, open_admin, open_consumer
+from infra.kafka import AIOKafkaConsumer, BusUnavailable, KafkaError, TopicPartition, open_consumer
+from infra.kafka_admin import Admin, open_admin
 from infra.settings import KafkaSettings
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.resources import files
 
-from infra.kafka import Drift, open_admin
+from infra.kafka_admin import Drift, open_admin
 from infra.postgres import connect
 from infra.s3 import Store
 from infra.settings import OperatorSettings, PostgresSettings

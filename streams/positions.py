@@ -10,7 +10,8 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from infra.kafka import BusUnavailable, KafkaError, TopicPartition, open_admin, open_consumer
+from infra.kafka import BusUnavailable, KafkaError, TopicPartition, open_consumer
+from infra.kafka_admin import open_admin
 from infra.settings import KafkaSettings
 
 log = logging.getLogger(__name__)

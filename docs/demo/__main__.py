@@ -91,12 +91,11 @@ def run(url: str) -> tuple[list[Check], Totals]:
     acme, globex, initech = customers
     rows, labels = digits.held_out()
     sentences = files("docs.demo").joinpath("sentences.txt").read_text(encoding="utf-8").split("\n")[:60]
-    with step(f"Send {len(rows)} digits, {len(sentences)} sentences, and {_HASTY_CALLS} calls past a limit"):
+    with step(f"Send {len(rows)} digits, {len(sentences)} sentences, {_HASTY_CALLS} hasty calls"):
         sent = asyncio.run(_traffic(url, (acme, globex, initech), rows, sentences))
         for customer in customers:
-            say(
-                f"   {customer.name}: {len(sent[customer.name].answers)} answered, {sent[customer.name].refused} refused"
-            )
+            got = sent[customer.name]
+            say(f"   {customer.name}: {len(got.answers)} answered, {got.refused} refused")
     failures = [f for s in sent.values() for f in s.failures]
     if failures:
         raise DemoFailed(f"{len(failures)} calls failed, first: {failures[:5]}")

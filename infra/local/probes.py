@@ -114,7 +114,8 @@ def _run(operation: Coroutine[Any, Any, None]) -> None:
 
 
 async def _kafka(settings: KafkaSettings) -> None:
-    from infra.kafka import open_admin, open_producer
+    from infra.kafka import open_producer
+    from infra.kafka_admin import open_admin
 
     topic = _ReadyTopic()
     async with open_admin(settings, request_timeout_ms=3000) as admin:

@@ -15,7 +15,8 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 from uuid import UUID
 
-from infra.kafka import BusUnavailable, KafkaError, open_admin
+from infra.kafka import BusUnavailable, KafkaError
+from infra.kafka_admin import open_admin
 from infra.postgres import Connection, connect, queries
 from infra.settings import ReplaySettings
 from schemas.codec import DecodeError, decode

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from infra.kafka import TopicPartition, open_admin, open_producer
+from infra.kafka import TopicPartition, open_producer
+from infra.kafka_admin import open_admin
 from infra.postgres import Connection, connect
 from infra.settings import PostgresSettings, ReplaySettings, replay_settings
 from schemas.codec import encode

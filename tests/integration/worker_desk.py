@@ -19,7 +19,8 @@ from safetensors.torch import save_file
 from gpu_worker.architectures import build as build_architecture
 from gpu_worker.bundle import read_bundle
 from gpu_worker.publish import store_files
-from infra.kafka import AIOKafkaConsumer, Producer, TopicPartition, open_admin, open_consumer, open_producer
+from infra.kafka import AIOKafkaConsumer, Producer, TopicPartition, open_consumer, open_producer
+from infra.kafka_admin import open_admin
 from infra.s3 import Store
 from infra.settings import KafkaSettings, WorkerSettings, worker_settings
 from schemas.codec import decode
