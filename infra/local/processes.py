@@ -3,6 +3,7 @@ A process is known by its pid and start time: a pid that was given to a stranger
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -40,6 +41,14 @@ exec "$@" < /dev/null
 
 # Our own children, kept so that they are reaped: without it they would stay in the process table as zombies.
 _children: dict[int, subprocess.Popen[bytes]] = {}
+
+
+@atexit.register
+def _let_go() -> None:
+    """Parts outlive the command that started them; without this Python would warn of each at exit."""
+    for child in _children.values():
+        if child.poll() is None:
+            child.returncode = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
