@@ -12,7 +12,7 @@ help: ## Show this page
 
 ##@ Run
 .PHONY: setup
-setup: $(READY) ## Create .venv with exact versions (first time about 1 min, 7 GB with torch)
+setup: $(READY) ## Create .venv with exact versions (first time about 1 min; 3 GB to download, 7 GB on disk)
 
 .PHONY: demo
 demo: $(READY) ## Start everything, run real inferences, show the bill (first time < 4 min, then < 1 min)
@@ -23,12 +23,12 @@ up: $(READY) ## Start the local stack and leave it running
 	@.venv/bin/inferlog up
 
 .PHONY: status
-status: $(READY) ## Say for each part: address, healthy, why not
-	@.venv/bin/inferlog status
+status: ## Say for each part: address, healthy, why not
+	@if [ -x .venv/bin/inferlog ]; then .venv/bin/inferlog status; else echo "nothing is set up yet; make up"; fi
 
 .PHONY: down
-down: $(READY) ## Stop the local stack (its data stays; `inferlog down --wipe` removes it)
-	@.venv/bin/inferlog down
+down: ## Stop the local stack (its data stays; `inferlog down --wipe` removes it)
+	@if [ -x .venv/bin/inferlog ]; then .venv/bin/inferlog down; else echo "nothing is set up, so nothing runs"; fi
 
 ##@ Change
 .PHONY: check
@@ -39,8 +39,8 @@ check: $(READY) ## Format, lint, types, import rules (about 30 s)
 	@.venv/bin/lint-imports
 
 .PHONY: test
-test: $(READY) ## Run every test, on real servers it starts itself (under 15 min)
-	@$(PY) -m pytest tests
+test: $(READY) ## Run every test, two at a time, on real servers they start themselves (about 10 min)
+	@$(PY) -m pytest tests -n 2 --dist loadfile
 
 .PHONY: unit
 unit: $(READY) ## Run the tests that need no server (under 10 s)

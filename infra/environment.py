@@ -1,7 +1,7 @@
 """Where settings come from: the process environment, over the file that the local stack writes.
 
-`stack.env` lies in the home folder (`INFERLOG_HOME`, default `./.inferlog`). Mistakes are collected and reported
-together, so that one run tells all there is to mend.
+`stack.env` lies in the home folder (`INFERLOG_HOME`, else the nearest `.inferlog` upwards). Mistakes are collected and
+reported together, so that one run tells all there is to mend.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 ENV_FILE: Final = "stack.env"
+HOME_NAME: Final = ".inferlog"
 
 
 class SettingsError(ValueError):
@@ -20,9 +21,19 @@ class SettingsError(ValueError):
 
 
 def home_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """The folder that holds the local stack's state: INFERLOG_HOME, else `.inferlog` in the current folder."""
+    """The folder that holds the local stack's state.
+
+    INFERLOG_HOME, else the `.inferlog` of the current folder or of the nearest folder above that has a stack, else
+    `.inferlog` in the current folder.
+    """
     env = os.environ if environ is None else environ
-    return Path(env.get("INFERLOG_HOME") or ".inferlog").absolute()
+    if env.get("INFERLOG_HOME"):
+        return Path(env["INFERLOG_HOME"]).absolute()
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / HOME_NAME / ENV_FILE).is_file():
+            return folder / HOME_NAME
+    return here / HOME_NAME
 
 
 def load_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.settings import SettingsError, api_settings, load_environment, operator_settings
+from infra.settings import SettingsError, api_settings, home_dir, load_environment, operator_settings
 
 ENOUGH = {
     "INFERLOG_KAFKA_BOOTSTRAP": "127.0.0.1:1",
@@ -38,3 +38,19 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     found = load_environment({"INFERLOG_HOME": str(tmp_path), "INFERLOG_A": "env", "OTHER": "no"})
     assert (found["INFERLOG_A"], found["INFERLOG_B"]) == ("env", "file=x")
     assert "OTHER" not in found
+
+
+def test_the_home_is_found_from_any_folder_below_the_one_that_has_a_stack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = tmp_path / "docs" / "deep"
+    below.mkdir(parents=True)
+    monkeypatch.delenv("INFERLOG_HOME", raising=False)
+    monkeypatch.chdir(below)
+    assert home_dir() == below / ".inferlog"
+    (tmp_path / ".inferlog").mkdir()
+    assert home_dir() == below / ".inferlog"
+    (tmp_path / ".inferlog" / "stack.env").write_text("")
+    assert home_dir() == tmp_path / ".inferlog"
+    monkeypatch.setenv("INFERLOG_HOME", str(tmp_path / "elsewhere"))
+    assert home_dir() == tmp_path / "elsewhere"
