@@ -26,8 +26,8 @@ from api.middleware import envelope
 from api.request_log import ACK_WITHIN_S, RequestLog
 from api.results import RedisCache, Results
 from api.routes import ROUTES
-from api.services import GATE, HEALTH, INFERENCE, LEDGER, QUEUES
-from infra.kafka import open_producer
+from api.services import GATE, HEALTH, INFERENCE, LEDGER, QUEUES, SETTINGS
+from infra.kafka_sender import open_sender
 from infra.lag import open_lag_reader
 from infra.postgres import Pool, open_pool
 from infra.redis import Redis, open_redis
@@ -36,7 +36,6 @@ from schemas.keys import RedisKeys
 
 logger = logging.getLogger(__name__)
 
-SETTINGS = web.AppKey("settings", ApiSettings)
 REGISTRY = web.AppKey("registry", Pool)
 LIMITER_REDIS = web.AppKey("limiter_redis", Redis)
 RESULTS_REDIS = web.AppKey("results_redis", Redis)
@@ -89,7 +88,7 @@ async def _services(app: web.Application) -> AsyncIterator[None]:
     queues = Queues(namespace=settings.kafka.namespace, max_queued=settings.max_queued)
     results = Results(RedisCache(app[RESULTS_REDIS]), redis_keys, instance=settings.instance)
     request_log = RequestLog(
-        lambda: open_producer(settings.kafka, request_timeout_ms=round(ACK_WITHIN_S * 1000)),
+        lambda: open_sender(settings.kafka, request_timeout_ms=round(ACK_WITHIN_S * 1000)),
         namespace=settings.kafka.namespace,
     )
     gate = Gate(
@@ -97,7 +96,6 @@ async def _services(app: web.Application) -> AsyncIterator[None]:
         versions=versions,
         queues=queues,
         limiter=Limiter(RedisScript(app[LIMITER_REDIS]), redis_keys),
-        waiting=lambda: results.waiting,
         max_in_flight=settings.max_in_flight,
     )
     app[GATE], app[QUEUES], app[RESULTS] = gate, queues, results
@@ -146,7 +144,12 @@ async def serve(settings: ApiSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         with suppress(NotImplementedError):
             loop.add_signal_handler(number, stop.set)
-    runner = web.AppRunner(create_app(settings), access_log=None, shutdown_timeout=_CLOSE_WITHIN_S)
+    runner = web.AppRunner(
+        create_app(settings),
+        access_log=None,
+        shutdown_timeout=_CLOSE_WITHIN_S,
+        handler_cancellation=True,  # a caller that hangs up stops waiting at once, and its place is free
+    )
     await runner.setup()
     try:
         site = web.TCPSite(runner, settings.host, settings.port, backlog=1024)

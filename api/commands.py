@@ -42,7 +42,7 @@ def api(check: bool) -> None:
     raise SystemExit(main())
 
 
-@click.group()
+@click.group(epilog="Example:  inferlog customers create acme --requests-per-s 50 --burst 100")
 def customers() -> None:
     """Create and list customers."""
 
@@ -87,7 +87,7 @@ def list_customers(as_json: bool) -> None:
     _table([dict(r) for r in rows], as_json)
 
 
-@click.group()
+@click.group(epilog="Example:  inferlog keys create acme --label laptop")
 def keys() -> None:
     """Create, list and revoke API keys."""
 

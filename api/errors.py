@@ -104,8 +104,13 @@ class RateLimited(ApiError):
     kind = "rate_limit_error"
 
 
+#: For clients that repeat a failed call by themselves (OpenAI's reads it): a repetition is another request and is
+#: billed as one. On every refusal of a call that was, or may have been, accepted.
+NO_RETRY: Mapping[str, str] = {"x-should-retry": "false"}
+
+
 class Unavailable(ApiError):
-    """Something here is away or full; the same call may succeed later."""
+    """Something here is away or full; the same call may succeed later, and nothing was accepted."""
 
     status = 503
     code = "unavailable"
@@ -119,6 +124,26 @@ class Unavailable(ApiError):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message, code=code, headers={**retry_after(retry_after_s), **(headers or {})})
+
+
+class AcceptanceUnknown(ApiError):
+    """The log did not say in time whether it has the request; the message holds its id."""
+
+    status = 503
+    code = "acceptance_unknown"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers=NO_RETRY)
+
+
+class AnswerLost(ApiError):
+    """The request was accepted, but its result cannot be told to this caller; the message holds its id."""
+
+    status = 503
+    code = "answer_lost"
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message, code=code, headers=NO_RETRY)
 
 
 class DeadlinePassed(ApiError):

@@ -54,25 +54,29 @@ class Inference:
         # Write order; each line says what dying, or failing, right after it costs.
         # 1 tokens taken in Redis     one request's worth of the caller's rate is lost; nothing was accepted
         # 2 request on the log, acked accepted: it runs, is billed if it succeeds, and its result can be read by its id.
-        #                             When only the acknowledgement is missing the caller is told 503 with the id, and
-        #                             the request may still run.
+        #                             When only the acknowledgement is missing the caller is told that it may have been
+        #                             accepted, with the id.
         # 3 result read               nothing: the answer is lost with the connection, the result stays
-        admission = await self._gate.admit(ask)
-        record = self._record(admission, request_id, traceparent)
+        async with self._gate.admitted(ask) as admission:
+            try:
+                finished = await self._finished(admission, request_id, traceparent)
+                if finished.outcome is not Outcome.SUCCEEDED:
+                    raise failure(finished)
+            except ApiError as error:  # tokens were taken: whatever the end, the caller hears what is left
+                error.headers = {**admission.charge.headers, **error.headers}
+                raise
+        return Answer(admission=admission, finished=finished)
+
+    async def _finished(self, admission: Admission, request_id: UUID, traceparent: str | None) -> InferenceFinished:
+        """Publish and wait. Also when the caller goes away meanwhile, nothing of the wait is left."""
+        deployment, record = admission.deployment, self._record(admission, request_id, traceparent)
         waiter = self._results.expect(request_id, admission.caller.customer_id)
         try:
-            deployment = admission.deployment
             await self._log.publish(record, pool=deployment.pool, spread=deployment.spread)
             left_s = (record.deadline_at - self._now()).total_seconds()
-            finished = await self._results.wait(waiter, within_s=max(0.0, left_s) + GRACE_S)
-        except ApiError as error:
-            error.headers = {**admission.charge.headers, **error.headers}
-            raise
+            return await self._results.wait(waiter, within_s=max(0.0, left_s) + GRACE_S)
         finally:
             self._results.forget(waiter)
-        if finished.outcome is not Outcome.SUCCEEDED:
-            raise failure(finished)
-        return Answer(admission=admission, finished=finished)
 
     def _record(self, admission: Admission, request_id: UUID, traceparent: str | None) -> InferenceRequested:
         now = self._now()

@@ -35,8 +35,10 @@ WHERE customer_id = $1 AND hour >= $2 AND hour < $3
 GROUP BY 1, 2, 3
 ORDER BY 1, 2, 3;
 
--- name: written_up_to
-SELECT max(updated_at) AS at FROM consumer_offsets;
+-- name: ledger_moved_at
+-- Of one partition: others move at their own pace and say nothing about it.
+SELECT updated_at AS at FROM consumer_offsets
+WHERE consumer_group = $1 AND topic = $2 AND partition = $3;
 
 -- name: insert_customer
 INSERT INTO customers (customer_id, name, requests_per_s, burst)

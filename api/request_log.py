@@ -1,7 +1,7 @@
 """Publishes what was admitted to the pool's request topic, acknowledged by the log or refused within 1.5 s.
 
-When an acknowledgement is overdue the producer is given up and another one opened: an idempotent producer would go on
-trying, and deliver requests long after their callers were told that they failed.
+When an acknowledgement is overdue the sender is given up and another one opened. Its other requests fail with it, each
+as what it is: not accepted when it never reached the network, else possibly accepted.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from typing import Protocol
 
-from api.errors import TooLarge, Unavailable
+from api.errors import AcceptanceUnknown, TooLarge, Unavailable
 from infra.kafka import BusUnavailable, RecordTooLarge
+from infra.kafka_sender import NotSent
 from schemas.codec import encode
 from schemas.keys import prefixed
 from schemas.records import InferenceRequested
@@ -27,12 +28,12 @@ _REOPEN_PAUSE_S = 0.5
 
 
 class Sender(Protocol):
-    """A started producer (infra.kafka.Producer fits)."""
+    """A started producer (infra.kafka_sender.Sender fits)."""
 
     async def send(
         self, topic: str, value: bytes, *, key: bytes | None = None, partition: int | None = None, timeout_s: float
     ) -> None:
-        """Send and wait for the acknowledgement. Raises BusUnavailable, RecordTooLarge."""
+        """Send and wait for the acknowledgement. Raises NotSent, BusUnavailable (may be sent), RecordTooLarge."""
 
     async def partitions(self, topic: str, *, timeout_s: float) -> int:
         """Number of partitions of a topic. Raises BusUnavailable."""
@@ -60,12 +61,11 @@ class RequestLog:
     async def publish(self, record: InferenceRequested, *, pool: str, spread: int) -> None:
         """Write one request and return once the log has acknowledged it.
 
-        Raises Unavailable, and then the record is not on the log, or, when the acknowledgement was overdue, may be;
-        TooLarge.
+        Raises Unavailable and TooLarge, and then the record is not on the log; AcceptanceUnknown, and then it may be.
         """
         sender = self._sender
         if sender is None:
-            raise self._unavailable(record)
+            raise _not_accepted(record)
         topic = self._topics.get(pool)
         if topic is None:
             topic = self._topics[pool] = prefixed(self._namespace, requests_topic(pool).name)
@@ -74,7 +74,7 @@ class RequestLog:
             try:
                 partitions = await sender.partitions(topic, timeout_s=ACK_WITHIN_S)
             except BusUnavailable as error:  # of one topic: no reason to give up the sender of all
-                raise self._unavailable(record) from error
+                raise _not_accepted(record) from error
             self._partitions[topic] = partitions
         try:
             await sender.send(
@@ -88,14 +88,15 @@ class RequestLog:
             )
         except RecordTooLarge as error:
             raise TooLarge(f"the request is too large for the log: {error}") from error
+        except NotSent as error:
+            self._give_up(sender, str(error))
+            raise _not_accepted(record) from error
         except BusUnavailable as error:
             self._give_up(sender, str(error))
-            raise self._unavailable(record) from error
-
-    def _unavailable(self, record: InferenceRequested) -> Unavailable:
-        return Unavailable(
-            f"request {record.request_id} was not accepted: the request log does not answer", code="log_away"
-        )
+            raise AcceptanceUnknown(
+                "the request log did not confirm in time: the call may have been accepted; it runs at most once and is "
+                f"billed at most once as request {record.request_id}"
+            ) from error
 
     def _give_up(self, sender: Sender, why: str) -> None:
         if self._sender is sender:
@@ -135,3 +136,9 @@ class RequestLog:
                 await sender.abandon()
             finally:
                 self._sender = None
+
+
+def _not_accepted(record: InferenceRequested) -> Unavailable:
+    return Unavailable(
+        f"request {record.request_id} was not accepted: the request log does not answer", code="log_away"
+    )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 from uuid import UUID
 
-from api.errors import ApiError, DeadlinePassed, Unavailable
+from api.errors import NO_RETRY, AnswerLost, ApiError, DeadlinePassed
 from infra.redis import PubSub, Redis, RedisError
 from schemas.codec import DecodeError, decode
 from schemas.keys import RedisKeys
@@ -109,7 +109,7 @@ class Results:
             waiter.finished.exception()  # seen, also when the caller was told something else
 
     async def wait(self, waiter: Waiter, *, within_s: float) -> InferenceFinished:
-        """The result. Raises DeadlinePassed after `within_s`, Unavailable when Redis stays away; both name its id."""
+        """The result. Raises DeadlinePassed after `within_s`, AnswerLost when Redis stays away; both name its id."""
         timer = asyncio.get_running_loop().call_later(within_s, _expire, waiter)
         try:
             return await waiter.finished
@@ -161,7 +161,7 @@ class Results:
         if time.monotonic() - self._unreachable_since >= UNREACHABLE_S:
             for w in self._waiting.values():
                 w.refuse(
-                    Unavailable(
+                    AnswerLost(
                         f"request {w.request_id} was accepted; its result cannot be read now: Redis does not answer",
                         code="results_away",
                     )
@@ -172,7 +172,7 @@ class Results:
         if self._waiting:
             await asyncio.wait([w.finished for w in self._waiting.values()], timeout=within_s)
         for w in self._waiting.values():
-            w.refuse(Unavailable(f"request {w.request_id} was accepted, but this gateway is stopping", code="stopping"))
+            w.refuse(AnswerLost(f"request {w.request_id} was accepted, but this gateway is stopping", code="stopping"))
 
     async def _read(self, waiters: Sequence[Waiter], *, probe: bool = False) -> None:
         """Hand out the results that are there. With `probe`, ask the cache even when nothing is awaited."""
@@ -192,7 +192,11 @@ class Results:
         except DecodeError as error:
             logger.error("a result cannot be read", extra={"fields": {**fields, "why": error}})
             waiter.refuse(
-                ApiError(f"the result of request {waiter.request_id} cannot be read", code="result_unreadable")
+                ApiError(
+                    f"the result of request {waiter.request_id} cannot be read",
+                    code="result_unreadable",
+                    headers=NO_RETRY,
+                )
             )
             return
         if finished.request_id != waiter.request_id or finished.customer_id != waiter.customer_id:
@@ -203,7 +207,8 @@ class Results:
 
 
 def _expire(waiter: Waiter) -> None:
-    waiter.refuse(DeadlinePassed(f"request {waiter.request_id} was not answered before its deadline"))
+    words = f"request {waiter.request_id} was not answered before its deadline"
+    waiter.refuse(DeadlinePassed(words, headers=NO_RETRY))  # it may have run all the same
 
 
 class RedisCache:

@@ -11,7 +11,9 @@ from api.admission.gate import Gate
 from api.health import Health
 from api.inference import Inference
 from infra.postgres import Pool
+from infra.settings import ApiSettings
 
+SETTINGS = web.AppKey("settings", ApiSettings)
 GATE = web.AppKey("gate", Gate)
 INFERENCE = web.AppKey("inference", Inference)
 QUEUES = web.AppKey("queues", Queues)

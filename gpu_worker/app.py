@@ -6,14 +6,17 @@ Starting waits for Kafka instead of failing; stopping ends what runs, commits it
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import uvloop
 from aiohttp import web
@@ -35,12 +38,33 @@ from infra.telemetry import configure_logging
 log = logging.getLogger(__name__)
 
 
-def main() -> None:
-    """Run one worker until SIGTERM or SIGINT. Raises SettingsError before anything is started."""
+class PortTaken(RuntimeError):
+    """Another process listens where the health endpoints should; the message says what to do."""
+
+
+def main() -> NoReturn:
+    """Run one worker until SIGTERM or SIGINT, then end the process: with status 0, or 1 for anything else that ended
+    it. Raises SettingsError before anything is started.
+    """
     settings = worker_settings()
     configure_logging()
     runner.use_threads(1)
-    uvloop.run(serve(settings))
+    status = 1
+    try:
+        uvloop.run(serve(settings))
+        status = 0
+    except PortTaken as error:
+        sys.stderr.write(f"Error: {error}\n")
+    except BaseException:
+        log.critical("worker failed", exc_info=True)
+    # All is closed and committed. A plain exit would now wait for threads: a download from a store that does not
+    # answer holds one for a minute and more, a model that runs for as long as it likes; nobody wants their results.
+    try:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
 
 
 async def serve(settings: WorkerSettings) -> None:
@@ -48,7 +72,7 @@ async def serve(settings: WorkerSettings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    # A thread of its own: the first version to load must not wait for it, nor the process at its end.
+    # A thread of its own: the first version to load must not wait for it, nor the process at its end (`main`).
     threading.Thread(target=runner.prime, name="prime", daemon=True).start()
     health = Health()
     async with AsyncExitStack() as stack:
@@ -122,8 +146,19 @@ async def _health_server(health: Health, port: int) -> AsyncIterator[None]:
     app.add_routes([web.get("/healthz", answer), web.get("/readyz", answer)])
     server = web.AppRunner(app, access_log=None)
     await server.setup()
-    await web.TCPSite(server, "127.0.0.1", port).start()
     try:
+        await _listen(server, port)
         yield
     finally:
         await server.cleanup()
+
+
+async def _listen(server: web.AppRunner, port: int) -> None:
+    try:
+        await web.TCPSite(server, "127.0.0.1", port).start()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise PortTaken(
+            f"INFERLOG_WORKER_PORT {port} is in use (is a worker of `inferlog up` running? set another port)"
+        ) from error

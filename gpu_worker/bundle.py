@@ -90,6 +90,12 @@ def _check_fields(document: Any) -> None:
 def _check_embeddings(manifest: Manifest) -> None:
     if [(s.datatype, s.shape) for s in manifest.inputs] != [(BYTES, (-1,))]:
         raise BundleError("inputs: task EMBEDDINGS takes one input of BYTES with shape [-1]")
+    first = manifest.outputs[0]
+    if first.datatype != "FP32" or len(first.shape) != 2 or first.shape[1] < 1:
+        raise BundleError(
+            "outputs: task EMBEDDINGS gives its embeddings as the first output, of FP32 with shape [-1, n] and n at "
+            f"least 1, found {first.datatype} with shape {list(first.shape)}"
+        )
     if not manifest.max_length:
         raise BundleError("max_length: task EMBEDDINGS needs the longest text in tokens, at least 1")
 

@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 import click
 
 from gpu_worker import publish as publishing
-from gpu_worker.bundle import BundleError
+from gpu_worker.bundle import BundleError, read_bundle
 from gpu_worker.publish import PublishConflict, Published, Route
+from infra.kafka import BusUnavailable
 from infra.postgres import connect, is_outage, queries
 from infra.s3 import Store, StoreUnavailable
 from infra.settings import OperatorSettings, operator_settings
@@ -120,13 +121,19 @@ async def _publish(
         if not quiet:
             click.echo(f"[{time.monotonic() - started_s:5.1f} s] {line}")
 
-    manifest = await asyncio.to_thread(publishing.checked, folder, progress)
-    # 1 files and manifest into S3, 2 rows into the registry: what dying after each costs is said at each step.
+    manifest = await asyncio.to_thread(read_bundle, folder)
     store = Store(settings.s3)
-    await asyncio.to_thread(publishing.store_files, store, folder, manifest, progress)
     uri = f"s3://{store.bucket}/{artifact_prefix(manifest.version)}"
     connection = await connect(settings.postgres)
     try:
+        # What takes a moment to ask comes before what takes minutes.
+        await publishing.require_registrable(connection, name, manifest, route)
+        if route is not None:
+            await publishing.require_pool(settings.kafka, route.pool)
+        if not await publishing.is_published(connection, store, name, manifest):
+            await asyncio.to_thread(publishing.require_runnable, folder, manifest, progress)
+            # 1 files and manifest into S3, 2 rows into the registry: what dying after each costs is said at each step.
+            await asyncio.to_thread(publishing.store_files, store, folder, manifest, progress)
         created = await publishing.register(connection, name, manifest, artifact_uri=uri, route=route)
     finally:
         await connection.close(timeout=5)
@@ -161,6 +168,7 @@ async def _route(
                 spread=spread or (row["spread"] if row else 2),
                 price_id=row["price_id"] if row else "standard-v1",
             )
+            await publishing.require_pool(settings.kafka, target.pool)
             await publishing.set_route(connection, name, version, target)
     finally:
         await connection.close(timeout=5)
@@ -180,6 +188,8 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(work)
     except (BundleError, PublishConflict, StoreUnavailable) as error:
         raise click.ClickException(str(error)) from error
+    except BusUnavailable as error:
+        raise click.ClickException(f"Kafka does not answer: {error}") from error
     except Exception as error:
         if is_outage(error):
             raise click.ClickException(f"Postgres is away: {error or type(error).__name__}") from error

@@ -6,7 +6,7 @@ Pure; what a request is billed for is decided here, from its inputs alone, so th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
 
@@ -33,25 +33,38 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """One result per request that was run, in their order, and the time the run took."""
+    """One result per request that was run, in their order, the time the run took, and the version that ran.
 
+    `version` comes from the loaded model, never from a request: that a request's version ran is proved by comparing.
+    """
+
+    version: str
     results: Sequence[Answer | Failure]
     run_us: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A request's end, and the API instance that waits for it."""
+    """A request's end, the API instance that waits for it, and until when it may be anything but EXPIRED.
+
+    `logged` holds the framed record of an end that is on the log already, and None for a new one.
+    """
 
     finished: InferenceFinished
     reply_to: str
+    deadline_at: datetime
+    logged: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What all requests of one run have in common. `started_s` in Unix seconds; `items` is 0 when nothing ran."""
+    """What all requests of one run have in common. `started_s` in Unix seconds.
+
+    When nothing ran `items` is 0 and `version` None; the record then names the version that was asked for.
+    """
 
     worker: str
+    version: str | None
     batch_id: UUID
     items: int
     started_s: float
@@ -73,7 +86,7 @@ class Run:
             request_id=request.request_id,
             customer_id=request.customer_id,
             model=request.model,
-            version=request.version,
+            version=self.version or request.version,
             outcome=Outcome.SUCCEEDED if answer else failed,
             error_code=failure.code if failure else None,
             error_message=failure.message if failure else None,
@@ -95,3 +108,22 @@ def quantities(request: InferenceRequested, answer: Answer) -> dict[str, int]:
     if request.task is Task.EMBEDDINGS:
         found["tokens"] = answer.tokens
     return found
+
+
+def as_of(ended: Ended, now: datetime) -> Ended:
+    """The end as it may be written at `now`: past the deadline every new one is EXPIRED, whatever the run gave.
+
+    Two workers that end the same request, one of them late, then agree, and an expired request is never billed.
+    """
+    finished = ended.finished
+    if ended.logged is not None or now < ended.deadline_at or finished.outcome is Outcome.EXPIRED:
+        return ended
+    expired = replace(
+        finished,
+        outcome=Outcome.EXPIRED,
+        error_code="deadline_exceeded",
+        error_message="the deadline passed before the result could be recorded",
+        outputs=(),
+        quantities={},
+    )
+    return replace(ended, finished=expired)

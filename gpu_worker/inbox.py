@@ -3,20 +3,21 @@
     poll -> decode -> take() … claim() … done() -> committed, as a low watermark per partition
               \\-> not a request: dead letter, acknowledged -> done
 
-A partition with too much in flight is paused and polled on, so that the group never thinks this worker dead.
+What an earlier owner of a partition may have ended waits until its results were looked up. A partition with too much
+in flight is paused and polled on, so that the group never thinks this worker dead.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from gpu_worker.dead_letters import DeadLetters
-from gpu_worker.offsets import Watermark
+from gpu_worker.held import Bounds, Held
+from gpu_worker.inheritance import Inheritance
 from gpu_worker.worker import Delivery
 from infra.kafka import (
     AIOKafkaConsumer,
@@ -30,65 +31,69 @@ from infra.settings import KafkaSettings
 from schemas.codec import DecodeError, decode
 from schemas.keys import worker_group
 from schemas.records import InferenceRequested
-from schemas.topics import DEAD_LETTERS, requests_topic
+from schemas.topics import DEAD_LETTERS, RESULTS, requests_topic
 
 log = logging.getLogger(__name__)
 
 _POLL_MS = 200
+#: While records wait for what is looked up, they must not wait for the poll too.
+_RECOVERY_POLL_MS = 20
 _COMMIT_TIMEOUT_S = 5.0
+_CLOSE_TIMEOUT_S = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """How much may be in flight, and how long things take.
+class Predecessors(Protocol):
+    """What earlier owners of partitions left on the log (gpu_worker.inheritance.Inheritance fits)."""
 
-    `revoke_wait_s` must be below the group's rebalance timeout: past that this worker is out anyway.
-    """
-
-    records_per_partition: int = 1000
-    bytes_in_all: int = 128 * 1024 * 1024
-    commit_every_s: float = 0.1
-    revoke_wait_s: float = 5.0
-
-
-@dataclass(slots=True)
-class _Held:
-    """A partition while it is this worker's."""
-
-    generation: int
-    watermark: Watermark = field(default_factory=Watermark)
-    claimed: int = 0
-    size_bytes: int = 0
-    paused: bool = False
+    async def settle(self, parts: Mapping[int, Held]) -> None:
+        """Find out what they ended and tell each of these partitions, by number; waits while Kafka is away."""
 
 
 class Inbox(ConsumerRebalanceListener):  # type: ignore[misc]  # the library has no types
     """The worker's Inbox on Kafka. Made by `open_inbox`."""
 
-    def __init__(self, consumer: AIOKafkaConsumer, dead_letters: DeadLetters, *, topic: str, bounds: Bounds) -> None:
+    def __init__(
+        self,
+        consumer: AIOKafkaConsumer,
+        dead_letters: DeadLetters,
+        predecessors: Predecessors,
+        *,
+        topic: str,
+        bounds: Bounds,
+    ) -> None:
         self._consumer = consumer
         self._topic = topic
         self._dead_letters = dead_letters
+        self._predecessors = predecessors
         self._bounds = bounds
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, Held] = {}
         self._generation = 0
         self._revoking = False
         self._released = asyncio.Event()
-        self._setting_aside: set[asyncio.Task[None]] = set()
+        self._recovery: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._fault: BaseException | None = None
         self.joined = False
         self.polled_at_s = 0.0
         self.set_aside = 0
 
     async def take(self) -> list[Delivery]:
-        """What arrived within a fifth of a second; pauses and resumes partitions on the way."""
+        """What arrived within a fifth of a second; pauses and resumes partitions on the way.
+
+        Raises what ended one of the inbox's own tasks, because nobody else waits for those.
+        """
+        if self._fault is not None:
+            raise self._fault
         self._apply_bounds()
-        found = await self._consumer.getmany(timeout_ms=_POLL_MS)
-        self.polled_at_s = asyncio.get_running_loop().time()
         arrived: list[Delivery] = []
-        for place, records in found.items():
-            held = self._held.get(place.partition)
-            if held is not None and not self._revoking:  # else it comes again, to whoever owns the partition then
-                arrived += self._deliveries(held, records)
+        recovering = any(held.recovering for held in self._held.values())
+        found = await self._consumer.getmany(timeout_ms=_RECOVERY_POLL_MS if recovering else _POLL_MS)
+        self.polled_at_s = asyncio.get_running_loop().time()
+        if self._revoking:
+            return []  # it comes again, to whoever owns the partitions then
+        for partition, held in self._held.items():
+            records = found.get(TopicPartition(self._topic, partition), ())
+            arrived += held.admit(self._deliveries(held, records))
         return arrived
 
     def claim(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
@@ -113,8 +118,11 @@ class Inbox(ConsumerRebalanceListener):  # type: ignore[misc]  # the library has
                 held.size_bytes -= delivery.size_bytes
         self._released.set()
 
-    async def commit_regularly(self) -> None:
-        """Commit what is done, ten times a second, for ever."""
+    def start(self) -> None:
+        """From now on commit what is done, ten times a second."""
+        self._spawn(self._commit_regularly())
+
+    async def _commit_regularly(self) -> None:
         while True:
             await asyncio.sleep(self._bounds.commit_every_s)
             await self.commit()
@@ -138,6 +146,7 @@ class Inbox(ConsumerRebalanceListener):  # type: ignore[misc]  # the library has
     async def on_partitions_revoked(self, revoked: Iterable[Any]) -> None:
         """Before partitions go: let what runs end, within a bound, and commit it. What only waits is dropped."""
         self._revoking = True
+        self._abandon_recovery()
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + self._bounds.revoke_wait_s
         while any(held.claimed for held in self._held.values()) and loop.time() < ends_s:
@@ -152,8 +161,12 @@ class Inbox(ConsumerRebalanceListener):  # type: ignore[misc]  # the library has
 
     async def on_partitions_assigned(self, assigned: Iterable[Any]) -> None:
         """Start anew with these partitions, from the group's committed positions."""
+        self._abandon_recovery()
         self._generation += 1
-        self._held = {place.partition: _Held(generation=self._generation) for place in assigned}
+        self._held = {place.partition: Held(generation=self._generation) for place in assigned}
+        if self._held:
+            # Beside the polls: the client is not asked for positions from inside its own rebalance.
+            self._recovery = self._spawn(self._predecessors.settle(self._held))
         self._revoking = False
         self.joined = True
         log.info("partitions assigned", extra={"fields": {"partitions": sorted(self._held)}})
@@ -163,13 +176,31 @@ class Inbox(ConsumerRebalanceListener):  # type: ignore[misc]  # the library has
         await self._consumer.end_offsets([TopicPartition(self._topic, 0)])
 
     async def close(self) -> None:
-        """Commit for the last time."""
-        for task in self._setting_aside:
+        """End the inbox's own tasks and commit for the last time."""
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._setting_aside, return_exceptions=True)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_CLOSE_TIMEOUT_S)
         await self.commit()
 
-    def _deliveries(self, held: _Held, records: Sequence[Any]) -> list[Delivery]:
+    def _abandon_recovery(self) -> None:
+        if self._recovery is not None:
+            self._recovery.cancel()
+            self._recovery = None
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task whose unexpected end is raised by the next `take`."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and self._fault is None:
+            self._fault = task.exception()
+
+    def _deliveries(self, held: Held, records: Sequence[Any]) -> list[Delivery]:
         found = []
         for record in records:
             held.watermark.read(record.offset)
@@ -178,9 +209,7 @@ class Inbox(ConsumerRebalanceListener):  # type: ignore[misc]  # the library has
             try:
                 request = decode(record.value, InferenceRequested)
             except DecodeError as error:
-                task = asyncio.create_task(self._set_aside(held, record, str(error)))
-                self._setting_aside.add(task)
-                task.add_done_callback(self._setting_aside.discard)
+                self._spawn(self._set_aside(held, record, str(error)))
                 continue
             found.append(
                 Delivery(
@@ -193,7 +222,7 @@ class Inbox(ConsumerRebalanceListener):  # type: ignore[misc]  # the library has
             )
         return found
 
-    async def _set_aside(self, held: _Held, record: Any, reason: str) -> None:
+    async def _set_aside(self, held: Held, record: Any, reason: str) -> None:
         """1 dead letter, acknowledged. 2 Its offset counts as done. Die between: the same letter is written again."""
         await self._dead_letters.put(record, reason)
         self.set_aside += 1
@@ -202,13 +231,12 @@ class Inbox(ConsumerRebalanceListener):  # type: ignore[misc]  # the library has
             held.size_bytes -= len(record.value or b"")
 
     def _apply_bounds(self) -> None:
-        """Pause partitions with too much in flight; resume them at half of it, so that they do not flutter."""
+        """Pause partitions with too much in flight, and resume them when little is left of it."""
         crowded = sum(held.size_bytes for held in self._held.values()) > self._bounds.bytes_in_all
         for partition, held in self._held.items():
-            records = len(held.watermark)
-            if not held.paused and (crowded or records >= self._bounds.records_per_partition):
+            if not held.paused and (crowded or held.too_much(self._bounds)):
                 held.paused = self._try(self._consumer.pause, partition)
-            elif held.paused and not crowded and records <= self._bounds.records_per_partition // 2:
+            elif held.paused and not crowded and held.little_enough(self._bounds):
                 held.paused = not self._try(self._consumer.resume, partition)
 
     def _try(self, action: Any, partition: int) -> bool:
@@ -226,22 +254,23 @@ async def open_inbox(
 ) -> AsyncIterator[Inbox]:
     """A member of the pool's group; on exit it commits what is done and leaves. Raises BusUnavailable."""
     topic = requests_topic(pool).in_namespace(settings.namespace).name
+    bounds = bounds or Bounds()
     async with open_consumer(
         settings,
         group=worker_group(settings.namespace, pool),
-        max_poll_records=256,
+        max_poll_records=bounds.records_per_poll,
         # A worker killed is noticed, and its partitions move, within a request's usual deadline.
         session_timeout_ms=6_000,
         heartbeat_interval_ms=1_500,
         rebalance_timeout_ms=15_000,
     ) as consumer:
         dead_letters = DeadLetters(producer, topic=DEAD_LETTERS.in_namespace(settings.namespace).name)
-        inbox = Inbox(consumer, dead_letters, topic=topic, bounds=bounds or Bounds())
+        results = RESULTS.in_namespace(settings.namespace).name
+        predecessors = Inheritance(settings, consumer, producer, requests=topic, results=results, reach=bounds.reach)
+        inbox = Inbox(consumer, dead_letters, predecessors, topic=topic, bounds=bounds)
         consumer.subscribe([topic], listener=inbox)
-        committing = asyncio.create_task(inbox.commit_regularly(), name="commit")
+        inbox.start()
         try:
             yield inbox
         finally:
-            committing.cancel()
-            await asyncio.gather(committing, return_exceptions=True)
             await inbox.close()

@@ -12,15 +12,16 @@ from collections import OrderedDict
 class Watermark:
     """One partition, from when it is assigned until it is revoked."""
 
-    __slots__ = ("_committed", "_end", "_open")
+    __slots__ = ("_committed", "_end", "_open", "undone")
 
     def __init__(self) -> None:
         self._open: OrderedDict[int, bool] = OrderedDict()  # offset -> done, in the order of the log
         self._end: int | None = None  # one past the last offset that was read
         self._committed: int | None = None
+        self.undone = 0  # records that were read and have not ended
 
     def __len__(self) -> int:
-        """Records read and not below the position yet."""
+        """Records read and not below the position yet, those included that are done and wait for one before them."""
         return len(self._open)
 
     def read(self, offset: int) -> None:
@@ -28,6 +29,7 @@ class Watermark:
         if self._end is not None and offset < self._end:
             raise ValueError(f"offset {offset} arrived after {self._end - 1}")
         self._open[offset] = False
+        self.undone += 1
         self._end = offset + 1
 
     def done(self, offset: int) -> None:
@@ -35,6 +37,7 @@ class Watermark:
         if self._open.get(offset, True):
             raise KeyError(offset)
         self._open[offset] = True
+        self.undone -= 1
         while self._open and self._open[next(iter(self._open))]:
             self._open.popitem(last=False)
 

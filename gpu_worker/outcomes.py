@@ -1,21 +1,25 @@
 """Where ends of requests go, in an order whose every step may be the last.
 
-1 log     InferenceFinished and UsageRecorded, all acknowledged   die before: the batch runs again
-2 cache   Redis SET NX, one hint per API instance                 die before: the batch runs again, ids collapse
-3 offsets by the caller, once `record` returns                    die before: it runs again, the first result stays
+1 results   InferenceFinished of the batch, all acknowledged    die before: the batch runs again
+2 at once   UsageRecorded, acknowledged                         die before: whoever inherits the requests finds their
+            and Redis SET NX with one hint per API instance     results (gpu_worker.inheritance) and sends both again
+3 offsets   by the caller, once `record` returns                die before: the same
+
+A result on the log may be answered before it is billed: it will be, by this worker or by the next.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from datetime import datetime, timezone
 
-from gpu_worker.endings import Ended
-from infra.kafka import BusUnavailable, KeyedRecord, Producer
+from gpu_worker.endings import Ended, as_of
+from infra.kafka import BusUnavailable, HandedOver, KeyedRecord, Producer
 from infra.redis import Redis, RedisError
 from schemas.codec import encode
 from schemas.ids import usage_id
@@ -27,6 +31,9 @@ log = logging.getLogger(__name__)
 
 _ENQUEUE_TIMEOUT_S = 10.0
 _ACK_LOOK_S = 10.0
+#: Far below the time between two commits, which is all that waits for usage.
+_USAGE_LINGER_S = 0.02
+_FIRST_RETRY_S = 0.1
 _LONGEST_RETRY_S = 5.0
 _CACHE_RETRIES_S = (0.05, 0.25, 1.0)
 #: Room for keys, headers and the envelope of a batch inside the broker's bound on a message.
@@ -40,51 +47,108 @@ class _Encoded:
 
 
 class KafkaRedisOutcomes:
-    """The worker's Outcomes. `counts` holds what went wrong and was survived, by name."""
+    """The worker's Outcomes. `counts` holds what went wrong and was survived, by name; `clock` gives Unix seconds."""
 
-    def __init__(self, producer: Producer, redis: Redis, *, namespace: str, result_ttl_s: int) -> None:
+    def __init__(
+        self,
+        producer: Producer,
+        redis: Redis,
+        *,
+        namespace: str,
+        result_ttl_s: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._producer = producer
         self._redis = redis
         self._keys = RedisKeys(namespace=namespace)
         self._results = RESULTS.in_namespace(namespace)
         self._usage = USAGE.in_namespace(namespace)
+        self._largest_bytes = self._results.max_message_bytes - _ENVELOPE_BYTES
         self._ttl_s = result_ttl_s
+        self._clock = clock
+        self._usage_waiting: list[KeyedRecord] = []
+        self._usage_sending: asyncio.Task[None] | None = None
         self.counts: Counter[str] = Counter()
 
     async def record(self, ended: Sequence[Ended]) -> None:
         """Steps 1 and 2. While Kafka is away this waits; nothing is committed and nothing is forgotten meanwhile."""
-        largest = self._results.max_message_bytes - _ENVELOPE_BYTES
-        encoded = [_encoded(e, largest_bytes=largest) for e in ended]
-        # 1 log. Die before every record is acknowledged: the batch runs again, ids collapse.
-        await self._log([r for e in encoded for r in self._log_records(e)])
-        # 2 cache. Die before: the batch runs again. Redis away: the log has the results, so go on without it.
-        await self._cache(encoded)
+        ends = {e.finished.request_id.bytes: self._encoded(e) for e in ended}
+        # 1 results. Die before every one is acknowledged: the batch runs again.
+        await self._log_results(ends)
+        # 2 usage and copies. Die before: whoever inherits the requests finds the results and sends both again.
+        billed = [e.ended.finished for e in ends.values() if e.ended.finished.outcome is Outcome.SUCCEEDED]
+        usage_logged = self._log_usage(billed) if billed else None
+        await self._cache(ends.values())
+        if usage_logged is not None:
+            await asyncio.shield(usage_logged)  # other batches wait for it too
 
-    def _log_records(self, encoded: _Encoded) -> list[KeyedRecord]:
-        finished = encoded.ended.finished
-        records = [(self._results.name, finished.request_id.bytes, encoded.result)]
-        if finished.outcome is Outcome.SUCCEEDED:
-            records.append((self._usage.name, finished.customer_id.encode(), encode(usage(finished))))
-        return records
-
-    async def _log(self, records: Sequence[KeyedRecord]) -> None:
-        """Until every record is acknowledged. A record is handed over again only after it failed for certain."""
-        left = list(records)
-        wait_s = 0.1
+    async def _log_results(self, ends: dict[bytes, _Encoded]) -> None:
+        """Step 1, for what is not on the log already; what has become late by now is replaced in `ends`."""
+        left = [key for key, one in ends.items() if one.ended.logged is None]
+        failed: list[KeyedRecord] = []
+        retry = _Retry()
         while left:
-            try:
-                sent = await self._producer.enqueue_all(left, timeout_s=_ENQUEUE_TIMEOUT_S)
-                left = await self._unacknowledged(sent)
-            except BusUnavailable as error:
-                log.warning("results held, Kafka is away", extra={"fields": {"records": len(left), "reason": error}})
+            # The last moment at which what they say can change: past it they may be on the log.
+            self._expire_late(ends, left)
+            sent, unsent = await self._offer([(self._results.name, key, ends[key].result) for key in left])
+            left = [key for _, key, _ in unsent]
+            failed += await self._unacknowledged(sent)
             if left:
                 self.counts["log_retries"] += 1
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, _LONGEST_RETRY_S)
+                await retry.pause()
+        if failed:
+            self.counts["log_retries"] += 1
+            await retry.pause()
+            await self._log(failed)
 
-    async def _unacknowledged(
-        self, sent: Sequence[tuple[asyncio.Future[Any], Sequence[KeyedRecord]]]
-    ) -> list[KeyedRecord]:
+    def _expire_late(self, ends: dict[bytes, _Encoded], keys: Sequence[bytes]) -> None:
+        now = datetime.fromtimestamp(self._clock(), timezone.utc)
+        for key in keys:
+            ended = ends[key].ended
+            if (in_time := as_of(ended, now)) is not ended:
+                ends[key] = self._encoded(in_time)
+                self.counts["expired_after_the_run"] += 1
+
+    def _log_usage(self, billed: Sequence[InferenceFinished]) -> asyncio.Task[None]:
+        """Ends once their usage is acknowledged; the usage of several batches goes together, since nobody waits."""
+        self._usage_waiting += [(self._usage.name, f.customer_id.encode(), encode(usage(f))) for f in billed]
+        if self._usage_sending is None:
+            self._usage_sending = asyncio.create_task(self._log_usage_soon())
+        return self._usage_sending
+
+    async def _log_usage_soon(self) -> None:
+        await asyncio.sleep(_USAGE_LINGER_S)
+        records, self._usage_waiting, self._usage_sending = self._usage_waiting, [], None
+        await self._log(records, keys_repeat=True)
+
+    async def _log(self, records: Sequence[KeyedRecord], *, keys_repeat: bool = False) -> None:
+        """Until every record is acknowledged, as it is. One whose acknowledgement failed may be written twice."""
+        left = list(records)
+        retry = _Retry()
+        while left:
+            sent, unsent = await self._offer(left, keys_repeat=keys_repeat)
+            left = unsent + await self._unacknowledged(sent)
+            if left:
+                self.counts["log_retries"] += 1
+                await retry.pause()
+
+    async def _offer(
+        self, records: Sequence[KeyedRecord], *, keys_repeat: bool = False
+    ) -> tuple[list[HandedOver], list[KeyedRecord]]:
+        """Hand records to the sender: those it took, and those that are certainly not on their way."""
+        try:
+            sent, unsent = await self._producer.enqueue_all(
+                records, timeout_s=_ENQUEUE_TIMEOUT_S, keys_repeat=keys_repeat
+            )
+        except BusUnavailable as error:
+            log.warning("results held, Kafka is away", extra={"fields": {"records": len(records), "reason": error}})
+            return [], list(records)
+        if unsent:
+            fields = {"records": len(unsent), "reason": "no room in the sender"}
+            log.warning("results held, Kafka is away", extra={"fields": fields})
+        return sent, unsent
+
+    async def _unacknowledged(self, sent: Sequence[HandedOver]) -> list[KeyedRecord]:
         """Wait for the end of every future, however long the broker is away; the records that failed."""
         pending = {future for future, _ in sent}
         while pending:
@@ -99,7 +163,7 @@ class KafkaRedisOutcomes:
                 failed += records
         return failed
 
-    async def _cache(self, encoded: Sequence[_Encoded]) -> None:
+    async def _cache(self, encoded: Collection[_Encoded]) -> None:
         """One round trip: every result unless one is there, then one hint per API instance with all its ids."""
         for wait_s in (*_CACHE_RETRIES_S, None):
             try:
@@ -108,14 +172,15 @@ class KafkaRedisOutcomes:
             except RedisError as error:
                 self.counts["cache_failures"] += 1
                 if wait_s is None:
-                    # Waiters find these on the log; a worker that stopped here would keep everybody else waiting.
+                    # Whoever waits for these waits in vain, since the gateway does not read the log yet; the
+                    # results stand and are billed. A worker that stopped here would keep everybody else waiting.
                     self.counts["results_not_cached"] += len(encoded)
                     fields = {"results": len(encoded), "reason": repr(error)}
                     log.error("results not cached, the log has them", extra={"fields": fields})
                     return
                 await asyncio.sleep(wait_s)
 
-    async def _write(self, encoded: Sequence[_Encoded]) -> None:
+    async def _write(self, encoded: Collection[_Encoded]) -> None:
         hints: defaultdict[str, list[bytes]] = defaultdict(list)
         pipeline = self._redis.pipeline(transaction=False)
         for one in encoded:
@@ -125,6 +190,34 @@ class KafkaRedisOutcomes:
         for instance, ids in hints.items():
             pipeline.execute_command("PUBLISH", self._keys.results_channel(instance), b"".join(ids))
         await pipeline.execute()
+
+    def _encoded(self, ended: Ended) -> _Encoded:
+        """The result's bytes; one that no topic takes becomes a failure, which is neither cached whole nor billed."""
+        if ended.logged is not None:
+            return _Encoded(ended=ended, result=ended.logged)
+        result = encode(ended.finished)
+        if len(result) <= self._largest_bytes:
+            return _Encoded(ended=ended, result=result)
+        failed = replace(
+            ended.finished,
+            outcome=Outcome.FAILED,
+            error_code="result_too_large",
+            error_message=f"the result takes {len(result)} bytes, the most is {self._largest_bytes}; send fewer items",
+            outputs=(),
+            quantities={},
+        )
+        return _Encoded(ended=replace(ended, finished=failed), result=encode(failed))
+
+
+class _Retry:
+    """Pauses that grow."""
+
+    def __init__(self) -> None:
+        self._wait_s = _FIRST_RETRY_S
+
+    async def pause(self) -> None:
+        await asyncio.sleep(self._wait_s)
+        self._wait_s = min(2 * self._wait_s, _LONGEST_RETRY_S)
 
 
 def usage(finished: InferenceFinished) -> UsageRecorded:
@@ -139,19 +232,3 @@ def usage(finished: InferenceFinished) -> UsageRecorded:
         price_id=finished.price_id,
         quantities=finished.quantities,
     )
-
-
-def _encoded(ended: Ended, *, largest_bytes: int) -> _Encoded:
-    """The result's bytes; one that no topic takes becomes a failure, which is neither cached whole nor billed."""
-    result = encode(ended.finished)
-    if len(result) <= largest_bytes:
-        return _Encoded(ended=ended, result=result)
-    failed = replace(
-        ended.finished,
-        outcome=Outcome.FAILED,
-        error_code="result_too_large",
-        error_message=f"the result takes {len(result)} bytes, the most is {largest_bytes}; send fewer items",
-        outputs=(),
-        quantities={},
-    )
-    return _Encoded(ended=replace(ended, finished=failed), result=encode(failed))

@@ -1,6 +1,7 @@
 """Check a model and make it a version: files on disk become immutable objects in S3 and rows in the model registry.
 
-    bundle folder -> manifest -> loaded and tried -> 1 S3 -> 2 registry
+    bundle folder -> manifest -> asked the registry -> loaded and tried -> 1 S3 -> 2 registry and route
+                                         \\-> published already ----------> 2 route
 
 A version exists for callers only once a route names it, so a publish that died half-way is invisible and is finished by
 running it again.
@@ -8,23 +9,24 @@ running it again.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_worker import runner, text
-from gpu_worker.bundle import BundleError, read_bundle
+from gpu_worker.bundle import BundleError
 from gpu_worker.errors import MachineError, ModelError
+from infra.kafka_admin import open_admin
 from infra.postgres import Connection, queries
-from infra.s3 import Store
+from infra.s3 import ObjectMissing, Store
+from infra.settings import KafkaSettings
 from schemas.manifest import MANIFEST_FILE, Manifest, artifact_prefix
 from schemas.records import Task
+from schemas.topics import requests_topic
 
 Progress = Callable[[str], None]
-
-_REQUIRED_FILE = {"safetensors": runner.WEIGHTS_FILE, "pt2": runner.PROGRAM_FILE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +53,36 @@ class PublishConflict(ValueError):
     """What is to be published contradicts what is there; the message says what and where."""
 
 
-def checked(folder: Path, progress: Progress) -> Manifest:
-    """The manifest of a bundle that loads and runs here. Raises BundleError naming the file or field at fault."""
-    manifest = read_bundle(folder)
+async def require_registrable(connection: Connection, model: str, manifest: Manifest, route: Route | None) -> None:
+    """Whether `register` would take this, as far as can be told before minutes are spent. Raises PublishConflict."""
+    sql = queries("gpu_worker")
+    _require_task(model, manifest, await connection.fetchval(sql["model_task"], model))
+    if route is not None:
+        await _require_price(connection, route.price_id)
+
+
+async def require_pool(settings: KafkaSettings, pool: str) -> None:
+    """The pool has a queue; a route to one without would take its model down.
+
+    Raises PublishConflict, BusUnavailable.
+    """
+    topic = requests_topic(pool).in_namespace(settings.namespace).name
+    async with open_admin(settings) as admin:
+        # All topics: asking for one by name would create it on a broker that creates topics by itself.
+        if topic not in await admin.partition_counts():
+            raise PublishConflict(
+                f"pool '{pool}' has no queue (topic '{topic}' does not exist); make it with  "
+                f"inferlog provision --pool {pool}"
+            )
+
+
+def require_runnable(folder: Path, manifest: Manifest, progress: Progress) -> None:
+    """Load the bundle that `manifest` was read from and run it. Raises BundleError naming what is at fault."""
+    from gpu_worker import runner, text  # seconds of torch, which nothing else here needs
+
+    required_file = {"safetensors": runner.WEIGHTS_FILE, "pt2": runner.PROGRAM_FILE}
     present = {f.name for f in manifest.files}
-    needed = {_REQUIRED_FILE[manifest.layout]}
+    needed = {required_file[manifest.layout]}
     if manifest.task is Task.EMBEDDINGS:
         needed.add(text.TOKENIZER_FILE)
     if missing := needed - present:
@@ -65,7 +92,21 @@ def checked(folder: Path, progress: Progress) -> Manifest:
         runner.load(folder, manifest, device="cpu")
     except (ModelError, MachineError) as error:
         raise BundleError(f"{folder}: {error}") from error
-    return manifest
+
+
+async def is_published(connection: Connection, store: Store, model: str, manifest: Manifest) -> bool:
+    """Whether publishing this would change nothing: the registry has the version, and S3 its manifest.
+
+    The registry's row comes last, so with it everything was checked and stored; the look at S3 is for a bucket that
+    was emptied since, which publishing again fills.
+    """
+    if not await connection.fetchval(queries("gpu_worker")["version_exists"], model, manifest.version):
+        return False
+    key = artifact_prefix(manifest.version) + MANIFEST_FILE
+    try:
+        return await asyncio.to_thread(store.get, key) == manifest.to_bytes()
+    except ObjectMissing:
+        return False
 
 
 def store_files(store: Store, folder: Path, manifest: Manifest, progress: Progress) -> None:
@@ -84,14 +125,15 @@ def store_files(store: Store, folder: Path, manifest: Manifest, progress: Progre
 
 def _store_file(store: Store, key: str, data: bytes, progress: Progress) -> None:
     name = key.rpartition("/")[2]
-    progress(f"storing: {name}, {len(data) / 1e6:.1f} MB")
+    size = f"{name}, {len(data) / 1e6:.1f} MB"
     if store.put_once(key, data):
+        progress(f"stored: {size}")
         return
     if store.get(key) != data:
         raise PublishConflict(
             f"s3://{store.bucket}/{key} holds other bytes than its name says; remove the object first"
         )
-    progress(f"storing: {name} was there already")
+    progress(f"stored before: {size}")
 
 
 async def register(
@@ -104,9 +146,7 @@ async def register(
     sql = queries("gpu_worker")
     async with connection.transaction():
         await connection.execute(sql["insert_model"], model, manifest.task.value)
-        task = await connection.fetchval(sql["model_task"], model)
-        if task != manifest.task.value:
-            raise PublishConflict(f"model '{model}' has task {task}, the bundle has {manifest.task.value}")
+        _require_task(model, manifest, await connection.fetchval(sql["model_task"], model))
         status: str = await connection.execute(
             sql["insert_version"], manifest.version, model, manifest.to_bytes().decode(), artifact_uri
         )
@@ -117,10 +157,20 @@ async def register(
 
 async def set_route(connection: Connection, model: str, version: str, route: Route) -> None:
     """Send a model's new requests to this version; those already admitted keep theirs. Raises PublishConflict."""
-    sql = queries("gpu_worker")
-    if not await connection.fetchval(sql["price_exists"], route.price_id):
-        raise PublishConflict(f"price '{route.price_id}' does not exist")
-    await connection.execute(sql["upsert_route"], model, version, route.pool, route.spread, route.price_id)
+    await _require_price(connection, route.price_id)
+    await connection.execute(
+        queries("gpu_worker")["upsert_route"], model, version, route.pool, route.spread, route.price_id
+    )
+
+
+def _require_task(model: str, manifest: Manifest, task: str | None) -> None:
+    if task not in (None, manifest.task.value):
+        raise PublishConflict(f"model '{model}' has task {task}, the bundle has {manifest.task.value}")
+
+
+async def _require_price(connection: Connection, price_id: str) -> None:
+    if not await connection.fetchval(queries("gpu_worker")["price_exists"], price_id):
+        raise PublishConflict(f"price '{price_id}' does not exist")
 
 
 async def find_version(connection: Connection, model: str, prefix: str) -> str:

@@ -10,6 +10,9 @@ SELECT task FROM models WHERE model = $1
 INSERT INTO model_versions (version, model, manifest, artifact_uri) VALUES ($1, $2, $3, $4)
 ON CONFLICT (model, version) DO NOTHING
 
+-- name: version_exists
+SELECT EXISTS (SELECT 1 FROM model_versions WHERE model = $1 AND version = $2)
+
 -- name: price_exists
 SELECT EXISTS (SELECT 1 FROM prices WHERE price_id = $1)
 

@@ -6,10 +6,11 @@ it becomes a version. Values such as NaN are data; only shapes, datatypes and ex
 
 from __future__ import annotations
 
-import io
+import importlib
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from safetensors.torch import load_file
 from torch.export.passes import move_to_device_pass
 
 from gpu_worker import architectures, text
-from gpu_worker.archives import require_no_pickle
+from gpu_worker.archives import Reader, require_plain
 from gpu_worker.endings import Answer, Failure, Ran
 from gpu_worker.errors import ItemError, MachineError, ModelError
+from gpu_worker.signatures import check_inputs, fits
 from schemas.manifest import Manifest, TensorSpec
 from schemas.records import InferenceRequested, Task
 from schemas.tensors import BYTES, Tensor, bytes_tensor
@@ -57,15 +59,14 @@ def use_threads(count: int) -> None:
 
 
 def prime() -> None:
-    """Import what reading a `.pt2` file needs, by doing it once: seconds that the first real one would wait for."""
-    example = (torch.ones(2, 2),)
-    rows = torch.export.Dim("rows", min=1, max=4)
-    with torch.no_grad():
-        program = torch.export.export(torch.nn.Linear(2, 2), example, dynamic_shapes=({0: rows},))
-    archive = io.BytesIO()
-    torch.export.save(program, archive)
-    archive.seek(0)
-    torch.export.load(archive).module()
+    """Import what reading a `.pt2` file needs: seconds that the first real one would wait for.
+
+    Imports only, because it goes on beside running models: to export something for practice, torch would replace
+    methods of every module for a while, also of those in other threads.
+    """
+    for name in ("torch.export.pt2_archive", "torch.export._trace"):
+        with suppress(ImportError):  # of another version of torch, whose first file then takes longer
+            importlib.import_module(name)
 
 
 def load(folder: Path, manifest: Manifest, *, device: str) -> LoadedModel:
@@ -102,13 +103,24 @@ def _forward(folder: Path, manifest: Manifest, device: str) -> Callable[..., Any
         module.load_state_dict(weights, strict=True, assign=True)
         return module.eval()
     if manifest.layout == "pt2":
-        require_no_pickle(folder / PROGRAM_FILE)
-        program = torch.export.load(str(folder / PROGRAM_FILE))
+        path = folder / PROGRAM_FILE
+        require_plain(path, _archive_reader(path))
+        program = torch.export.load(str(path))
         if device != "cpu":
             program = move_to_device_pass(program, device)
         forward: Callable[..., Any] = program.module()
         return forward
     raise ModelError(f"layout '{manifest.layout}' is not known here, expected 'safetensors' or 'pt2'")
+
+
+def _archive_reader(path: Path) -> Reader:
+    from torch.export.pt2_archive import PT2ArchiveReader  # takes seconds, see `prime`
+
+    try:
+        reader: Reader = PT2ArchiveReader(str(path))
+    except Exception as error:
+        raise ModelError(f"{path.name}: not a .pt2 archive: {_short(error)}") from error
+    return reader
 
 
 class LoadedModel:
@@ -118,6 +130,7 @@ class LoadedModel:
         self, *, manifest: Manifest, device: str, forward: Callable[..., Any], tokeniser: text.Tokeniser | None
     ) -> None:
         self.manifest = manifest
+        self._version = manifest.version
         self._device = device
         self._call = forward
         self._tokeniser = tokeniser
@@ -140,7 +153,7 @@ class LoadedModel:
             for i, answer in zip(fitting, answers, strict=True):
                 outcomes[i] = answer
         run_us = (time.perf_counter_ns() - started) // 1000
-        return Ran(results=[o for o in outcomes if o is not None], run_us=run_us)
+        return Ran(version=self._version, results=[o for o in outcomes if o is not None], run_us=run_us)
 
     def warm_up(self) -> None:
         """Run made-up items, one and then several, and check what comes out. Raises ModelError."""
@@ -244,25 +257,10 @@ class LoadedModel:
         return answers
 
 
-def check_inputs(specs: Sequence[TensorSpec], inputs: Sequence[Tensor]) -> None:
-    """Raise ItemError naming the tensor and what was expected when inputs do not fit the signature."""
-    if len(inputs) != len(specs):
-        raise ItemError(f"expected {len(specs)} inputs, found {len(inputs)}")
-    for spec, tensor in zip(specs, inputs, strict=True):
-        if tensor.name != spec.name or tensor.datatype != spec.datatype:
-            raise ItemError(f"input '{tensor.name}' of {tensor.datatype}: expected '{spec.name}' of {spec.datatype}")
-        if not _fits(spec.shape, tensor.shape) or tensor.item_count != inputs[0].item_count or not tensor.item_count:
-            raise ItemError(f"input '{spec.name}': expected shape {list(spec.shape)}, found {list(tensor.shape)}")
-
-
-def _fits(expected: Sequence[int], found: Sequence[int]) -> bool:
-    return len(expected) == len(found) and all(e in (-1, f) for e, f in zip(expected, found, strict=True))
-
-
 def _check_output(spec: TensorSpec, output: torch.Tensor, count: int) -> None:
     if output.dtype != _DTYPES[spec.datatype]:
         raise ModelError(f"output '{spec.name}': expected {spec.datatype}, the model gave {output.dtype}")
-    if output.shape[:1] != (count,) or not _fits(spec.shape, output.shape):
+    if output.shape[:1] != (count,) or not fits(spec.shape, output.shape):
         raise ModelError(
             f"output '{spec.name}' of {count} items: expected shape {list(spec.shape)}, "
             f"the model gave {list(output.shape)}"

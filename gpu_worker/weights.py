@@ -3,6 +3,9 @@
 <root>/<version>/manifest.json, …   complete and verified when it was renamed here; never changed afterwards
 <root>/.incoming-…                  a download under way; left over when a process died, removed at the next start
 <root>/.lock-<version>              held shared by every process that reads the version, exclusively to remove it
+<root>/.lock-removals               held exclusively while versions are removed, so that two never do it at once
+
+Everything here but `use` itself may wait for a disk, a lock or S3, and runs in threads of the cache's own.
 """
 
 from __future__ import annotations
@@ -12,14 +15,15 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import shutil
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from gpu_worker.errors import MachineError, ModelError
 from infra.s3 import DigestMismatch, ObjectMissing, StoreUnavailable
@@ -29,6 +33,8 @@ log = logging.getLogger(__name__)
 
 _STALE_INCOMING_S = 3600
 _CHUNK_BYTES = 1024 * 1024
+_VERSION = re.compile("[0-9a-f]{64}")
+_REMOVALS = ".lock-removals"
 
 
 class Store(Protocol):
@@ -63,25 +69,34 @@ class Weights:
 
         Raises ModelError when S3's bytes are not the version's, MachineError when S3 or the disk is away.
         """
-        loop = asyncio.get_running_loop()
-        with _locked(self._root / f".lock-{version}"):
-            manifest = await loop.run_in_executor(self._threads, self._obtain, version)
+        obtaining = self._threads.submit(self._obtain, version)
+        try:
+            lock, manifest = await asyncio.wrap_future(obtaining)
+        except asyncio.CancelledError:
+            obtaining.add_done_callback(_release)  # the thread goes on, and nobody else would let go of the lock
+            raise
+        with lock:
             yield self._root / version, manifest
 
-    def _obtain(self, version: str) -> Manifest:
-        folder = self._root / version
+    def _obtain(self, version: str) -> tuple[IO[str], Manifest]:
+        """The manifest, and the open lock file that keeps the folder from being removed."""
         try:
-            manifest = self._cached(version)
-            if manifest is None:
-                manifest = self._fetch(version)
-            self._verified.add(version)
-            os.utime(folder)  # the modification time of the folder is when it was last used
+            lock = _lock(self._root / f".lock-{version}", fcntl.LOCK_SH)  # waits for a removal at most
+            try:
+                manifest = self._cached(version)
+                if manifest is None:
+                    manifest = self._fetch(version)
+                self._verified.add(version)
+                os.utime(self._root / version)  # the modification time of the folder is when it was last used
+                self._make_room(keep=version)
+            except BaseException:
+                lock.close()
+                raise
         except (ManifestError, DigestMismatch, ObjectMissing) as error:
             raise ModelError(f"version {version[:12]}: {error}") from error
         except (StoreUnavailable, OSError) as error:
             raise MachineError(f"version {version[:12]}: {error}") from error
-        self._make_room(keep=version)
-        return manifest
+        return lock, manifest
 
     def _cached(self, version: str) -> Manifest | None:
         """The manifest of a complete folder; None when there is none, also after removing one that is damaged.
@@ -91,16 +106,24 @@ class Weights:
         folder = self._root / version
         if not folder.is_dir():
             return None
+        manifest = self._intact(version)
+        if manifest is None:
+            with _lock(self._root / _REMOVALS, fcntl.LOCK_EX):
+                manifest = self._intact(version)  # again, because another process may have mended it meanwhile
+                if manifest is None and folder.is_dir():
+                    log.warning("cached version was damaged; fetching it again", extra={"fields": {"version": version}})
+                    self._remove(folder)
+        return manifest
+
+    def _intact(self, version: str) -> Manifest | None:
+        folder = self._root / version
         try:
             manifest = Manifest.from_bytes((folder / MANIFEST_FILE).read_bytes(), version=version)
-            damaged = version not in self._verified and not all(_is_intact(folder / f.name, f) for f in manifest.files)
+            if version in self._verified or all(_is_intact(folder / f.name, f) for f in manifest.files):
+                return manifest
         except (ManifestError, OSError):
-            damaged = True
-        if damaged:
-            log.warning("cached version was damaged; fetching it again", extra={"fields": {"version": version}})
-            self._remove(folder)
-            return None
-        return manifest
+            pass
+        return None
 
     def _fetch(self, version: str) -> Manifest:
         started_s = time.monotonic()
@@ -125,19 +148,21 @@ class Weights:
 
     def _make_room(self, *, keep: str) -> None:
         """Remove least recently used versions until the rest fits; those in use, here or elsewhere, stay."""
-        folders = sorted((f for f in self._root.iterdir() if not f.name.startswith(".")), key=_last_used)
-        sizes = {f: sum(e.stat().st_size for e in f.iterdir()) for f in folders}
-        excess_bytes = sum(sizes.values()) - self._max_bytes
-        for folder in folders:
-            if excess_bytes <= 0:
-                return
-            if folder.name == keep:
-                continue
-            lock = self._root / f".lock-{folder.name}"
-            with suppress(BlockingIOError), _locked(lock, exclusive=True):
-                self._remove(folder)
-                excess_bytes -= sizes[folder]
-                log.info("version removed from disk", extra={"fields": {"version": folder.name}})
+        with _lock(self._root / _REMOVALS, fcntl.LOCK_EX):
+            kept = _kept(self._root)
+            excess_bytes = sum(size_bytes for _, size_bytes, _ in kept) - self._max_bytes
+            for _, size_bytes, folder in kept:
+                if excess_bytes <= 0:
+                    return
+                if folder.name == keep:
+                    continue
+                with (
+                    suppress(BlockingIOError),
+                    _lock(self._root / f".lock-{folder.name}", fcntl.LOCK_EX | fcntl.LOCK_NB),
+                ):
+                    self._remove(folder)
+                    excess_bytes -= size_bytes
+                    log.info("version removed from disk", extra={"fields": {"version": folder.name}})
 
     def _remove(self, folder: Path) -> None:
         """Rename first, so that a half-removed version is never found under its name."""
@@ -148,15 +173,23 @@ class Weights:
         shutil.rmtree(grave, ignore_errors=True)
 
 
-@contextmanager
-def _locked(path: Path, *, exclusive: bool = False) -> Iterator[None]:
-    """Shared: waits for a removal, which is short. Exclusive: raises BlockingIOError when anyone uses the version.
+def _lock(path: Path, how: int) -> IO[str]:
+    """A locked file; closing it lets go. With LOCK_NB, raises BlockingIOError when the lock is taken.
 
     Lock files stay, because removing one would let two processes hold "the" lock on different files.
     """
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB if exclusive else fcntl.LOCK_SH)
-        yield
+    file = path.open("w")
+    try:
+        fcntl.flock(file, how)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _release(obtaining: Future[tuple[IO[str], Manifest]]) -> None:
+    if not obtaining.cancelled() and obtaining.exception() is None:
+        obtaining.result()[0].close()
 
 
 def _plain_name(name: str) -> str:
@@ -185,8 +218,18 @@ def _rename(source: Path, target: Path) -> None:
         raise
 
 
-def _last_used(folder: Path) -> float:
-    return folder.stat().st_mtime
+def _kept(root: Path) -> list[tuple[float, int, Path]]:
+    """When each version was last used, its size in bytes and its folder; least recently used first.
+
+    A version may vanish while it is looked at: one that is damaged, or removed by hand.
+    """
+    found = []
+    for folder in root.iterdir():
+        if _VERSION.fullmatch(folder.name):
+            with suppress(FileNotFoundError, NotADirectoryError):
+                size_bytes = sum(file.stat().st_size for file in folder.iterdir())
+                found.append((folder.stat().st_mtime, size_bytes, folder))
+    return sorted(found)
 
 
 def _remove_stale(root: Path) -> None:

@@ -34,13 +34,18 @@ _LONGEST_RETRY_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """An admitted request and its place on the log. `claim` tells deliveries before and after a rebalance apart."""
+    """An admitted request and its place on the log. `claim` tells deliveries before and after a rebalance apart.
+
+    `ended` is there when an earlier owner of the partition has recorded the request's end: then that is the result,
+    and the request is neither run nor expired again.
+    """
 
     request: InferenceRequested
     partition: int
     offset: int
     generation: int
     size_bytes: int
+    ended: Ended | None = None
 
 
 class Inbox(Protocol):
@@ -73,7 +78,10 @@ class Outcomes(Protocol):
     """Where ends of requests go."""
 
     async def record(self, ended: Sequence[Ended]) -> None:
-        """Returns when all of it is on the log; until then it holds and retries."""
+        """Returns when all of it is on the log; until then it holds and retries.
+
+        What is recorded past its deadline becomes EXPIRED; what is on the log already stays as it is.
+        """
 
 
 class Worker:
@@ -140,7 +148,10 @@ class Worker:
         while True:
             arrived = await self._inbox.take()
             now_s = self._clock()
+            self._repeat([d for d in arrived if d.ended is not None])
             for delivery in arrived:
+                if delivery.ended is not None:
+                    continue
                 one = waiting(delivery, delivery.request, arrived_s=now_s)
                 self._batcher.add(one, idle=not self._running)
             if arrived:
@@ -178,7 +189,14 @@ class Worker:
         if len(ran.results) != len(mine):
             raise RuntimeError(f"{len(mine)} requests ran and {len(ran.results)} results came back")
         items = sum(d.request.item_count for d in mine)
-        run = Run(worker=self._name, batch_id=new_request_id(), items=items, started_s=now_s, run_us=ran.run_us)
+        run = Run(
+            worker=self._name,
+            version=ran.version,
+            batch_id=new_request_id(),
+            items=items,
+            started_s=now_s,
+            run_us=ran.run_us,
+        )
         now = self._now()
         self._record(mine, [run.end(d.request, r, now) for d, r in zip(mine, ran.results, strict=True)])
 
@@ -189,7 +207,14 @@ class Worker:
     def _end_unrun(self, deliveries: Sequence[Delivery], failure: Failure, outcome: Outcome) -> None:
         mine = self._inbox.claim(deliveries)
         if mine:
-            run = Run(worker=self._name, batch_id=new_request_id(), items=0, started_s=self._clock(), run_us=0)
+            run = Run(
+                worker=self._name,
+                version=None,
+                batch_id=new_request_id(),
+                items=0,
+                started_s=self._clock(),
+                run_us=0,
+            )
             self._record(mine, [run.end(d.request, failure, self._now(), outcome) for d in mine])
 
     def _load_what_is_missing(self, now_s: float) -> None:
@@ -230,15 +255,30 @@ class Worker:
     def _record(self, deliveries: Sequence[Delivery], ended: Sequence[InferenceFinished]) -> None:
         for finished in ended:
             self.counts[finished.outcome.value.lower()] += 1
+        self._commit_recorded(
+            deliveries,
+            [
+                Ended(finished=f, reply_to=d.request.reply_to, deadline_at=d.request.deadline_at)
+                for d, f in zip(deliveries, ended, strict=True)
+            ],
+        )
+
+    def _repeat(self, deliveries: Sequence[Delivery]) -> None:
+        """Finish what an earlier owner began: its results are on the log, what follows from them may not be."""
+        mine = self._inbox.claim(deliveries)
+        if mine:
+            self.counts["recovered"] += len(mine)
+            self._commit_recorded(mine, [d.ended for d in mine if d.ended is not None])
+
+    def _commit_recorded(self, deliveries: Sequence[Delivery], ended: Sequence[Ended]) -> None:
         self._recordings.add(task := self._spawn(self._record_and_commit(deliveries, ended)))
         task.add_done_callback(self._recordings.discard)
 
-    async def _record_and_commit(self, deliveries: Sequence[Delivery], ended: Sequence[InferenceFinished]) -> None:
-        # 1 log, 2 cache: both inside `record`. Die before the log has all: the batch runs again, ids collapse.
-        await self._outcomes.record(
-            [Ended(finished=f, reply_to=d.request.reply_to) for d, f in zip(deliveries, ended, strict=True)]
-        )
-        # 3 offsets. Die before: the batch runs again, the first result stays.
+    async def _record_and_commit(self, deliveries: Sequence[Delivery], ended: Sequence[Ended]) -> None:
+        # 1 results, 2 usage and copies: both inside `record`. Die before the log has the results: the batch runs
+        # again. Die before the usage: whoever inherits the request finds its result and sends both again.
+        await self._outcomes.record(ended)
+        # 3 offsets. Die before: the requests are inherited, their results are found and they do not run again.
         self._inbox.done(deliveries)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

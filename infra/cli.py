@@ -12,8 +12,6 @@ from typing import Any
 
 import click
 
-from infra.settings import SettingsError
-
 _COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("infra.local.commands:up", "Start the local stack: servers, API, worker, ledger."),
     "down": ("infra.local.commands:down", "Stop the local stack."),
@@ -70,12 +68,45 @@ def cli() -> None:
     """Inference you can bill: run, operate and audit inferlog."""
 
 
+def _expected(error: Exception) -> str | None:
+    """The one line of a failure that is no bug: a server is away, or refuses us. None for anything else."""
+    words = str(error) or type(error).__name__
+    for module, name, said in _FAILURES:
+        # What was never imported cannot have raised.
+        known = getattr(sys.modules.get(module), name, None)
+        if isinstance(known, type) and isinstance(error, known):
+            return said.format(words)
+        if known is not None and not isinstance(known, type) and known(error):
+            return said.format(words)
+    return None
+
+
+#: Module, its exception class or a function that recognises one, and what is said; the first that fits.
+_FAILURES = (
+    ("infra.settings", "SettingsError", "{}"),
+    ("infra.kafka", "BusUnavailable", "Kafka does not answer: {}"),
+    ("infra.kafka", "KafkaError", "Kafka does not answer: {}"),
+    ("infra.redis", "RedisError", "Redis does not answer: {}"),
+    ("infra.s3", "StoreUnavailable", "S3 does not answer: {}"),
+    ("infra.postgres", "DatabaseUnavailable", "Postgres does not answer: {}"),
+    ("builtins", "ConnectionError", "a server does not answer: {} (see  inferlog status)"),
+    ("builtins", "TimeoutError", "a server does not answer in time: {} (see  inferlog status)"),
+    ("asyncio.exceptions", "TimeoutError", "a server does not answer in time: {} (see  inferlog status)"),
+    ("builtins", "OSError", "{}"),
+    ("infra.postgres", "is_unusable", "Postgres refuses: {} (is it set up? see  inferlog provision)"),
+    ("infra.postgres", "is_outage", "Postgres does not answer: {}"),
+)
+
+
 def main(argv: list[str] | None = None) -> Any:
     """Entry point. Expected failures end with one line and exit status 1, without a traceback."""
     try:
         return cli.main(args=argv, prog_name="inferlog")
-    except SettingsError as error:
-        click.echo(f"Error: {error}", err=True)
+    except Exception as error:
+        line = _expected(error)
+        if line is None:
+            raise
+        click.echo(f"Error: {line}", err=True)
         sys.exit(1)
 
 

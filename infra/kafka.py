@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from aiokafka.partitioner import murmur2
 
@@ -23,12 +23,16 @@ __all__ = [
     "AIOKafkaConsumer",
     "BusUnavailable",
     "ConsumerRebalanceListener",
+    "ConsumerRecord",
+    "HandedOver",
     "KafkaError",
+    "KeyedRecord",
     "Producer",
     "RecordTooLarge",
     "TopicPartition",
     "open_consumer",
     "open_producer",
+    "partition_of_key",
 ]
 
 
@@ -45,13 +49,18 @@ class RecordTooLarge(ValueError):
 
 #: Topic, key, value.
 KeyedRecord = tuple[str, bytes, bytes]
+#: The future of an acknowledgement, and the records that it acknowledges.
+HandedOver = tuple["asyncio.Future[Any]", list[KeyedRecord]]
 
 
-@lru_cache(maxsize=8192)
-def _partition_of(key: bytes, partitions: int) -> int:
+def partition_of_key(key: bytes, partitions: int) -> int:
     """The partition every Kafka client picks for a key."""
     found: int = (murmur2(key) & 0x7FFFFFFF) % partitions
     return found
+
+
+#: For keys that come again and again, such as customers; ids of requests would only push those out.
+_partition_of_repeated_key = lru_cache(maxsize=8192)(partition_of_key)
 
 
 class Producer:
@@ -84,26 +93,34 @@ class Producer:
         return future
 
     async def enqueue_all(
-        self, records: Sequence[KeyedRecord], *, timeout_s: float
-    ) -> list[tuple[asyncio.Future[Any], list[KeyedRecord]]]:
-        """Hand many records (topic, key, value) to the sender: futures of acknowledgement, each with its records.
+        self, records: Sequence[KeyedRecord], *, timeout_s: float, keys_repeat: bool = False
+    ) -> tuple[list[HandedOver], list[KeyedRecord]]:
+        """Hand many records (topic, key, value) to the sender, and return what was handed over and what was not.
 
         Records of one partition go as ready-made batches, because a future and a call per record would cost more than
-        the record. Raises BusUnavailable, RecordTooLarge; then some of the records may be on their way.
+        the record. A record that was not handed over in time is certainly not on its way. `keys_repeat` says that
+        most keys were seen before. Raises BusUnavailable when nothing was handed over, RecordTooLarge; then some of
+        the records may be on their way.
         """
+        sent: list[HandedOver] = []
         try:
-            return await asyncio.wait_for(self._enqueue_all(records), timeout_s)
+            await asyncio.wait_for(self._enqueue_all(records, sent, keys_repeat=keys_repeat), timeout_s)
         except MessageSizeTooLargeError as error:
             raise RecordTooLarge(str(error)) from error
         except (KafkaError, asyncio.TimeoutError) as error:
-            raise BusUnavailable(f"{type(error).__name__}: {error}") from error
+            if not sent:
+                raise BusUnavailable(f"{type(error).__name__}: {error}") from error
+            handed = {id(record) for _, members in sent for record in members}
+            return sent, [record for record in records if id(record) not in handed]
+        return sent, []
 
-    async def _enqueue_all(self, records: Sequence[KeyedRecord]) -> list[tuple[asyncio.Future[Any], list[KeyedRecord]]]:
+    async def _enqueue_all(self, records: Sequence[KeyedRecord], sent: list[HandedOver], *, keys_repeat: bool) -> None:
+        """Add to `sent` as it goes: the client queues a batch and returns without a wait in between."""
+        pick = _partition_of_repeated_key if keys_repeat else partition_of_key
         counts = {topic: len(await self._client.partitions_for(topic)) for topic in {r[0] for r in records}}
         groups: defaultdict[tuple[str, int], list[KeyedRecord]] = defaultdict(list)
         for record in records:
-            groups[record[0], _partition_of(record[1], counts[record[0]])].append(record)
-        sent = []
+            groups[record[0], pick(record[1], counts[record[0]])].append(record)
         for (topic, partition), members in groups.items():
             at = 0
             while at < len(members):
@@ -114,7 +131,6 @@ class Producer:
                     raise RecordTooLarge(f"{topic}: a record of {len(members[at][2])} bytes is too large")
                 batch.close()
                 sent.append((await self._client.send_batch(batch, topic, partition=partition), members[first:at]))
-        return sent
 
     async def send(
         self,
@@ -141,18 +157,6 @@ class Producer:
             raise RecordTooLarge(f"{topic}: a record of {len(value)} bytes is too large") from error
         except KafkaError as error:
             raise BusUnavailable(f"{topic}: {type(error).__name__}: {error}") from error
-
-    async def abandon(self) -> None:
-        """Close without flushing: what is not on its way yet is never sent.
-
-        An idempotent producer otherwise retries for ever, and would deliver records long after their senders were
-        told that they failed. Records already handed to the network may still arrive.
-        """
-        self._client._closed = True
-        self._client._message_accumulator.fail_all(KafkaError("given up by the sender"))
-        with suppress(KafkaError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._client._sender.close(), 1.0)
-        await self._client.client.close()
 
     async def acknowledged(self, futures: Sequence[asyncio.Future[Any]], *, timeout_s: float) -> None:
         """Wait until every one of these records is acknowledged. Raises BusUnavailable, RecordTooLarge."""

@@ -37,6 +37,8 @@ __all__ = [
 _OUTAGE_CLASSES = ("08", "57", "53", "40", "55")
 # Data exceptions and constraint violations: the same statement fails for ever.
 _DATA_CLASSES = ("22", "23")
+# Wrong user or password, no such database.
+_LOGIN_CLASSES = ("28", "3D")
 
 
 class DatabaseUnavailable(RuntimeError):
@@ -94,6 +96,13 @@ def is_data_error(error: BaseException) -> bool:
         return (error.sqlstate or "")[:2] in _DATA_CLASSES
     # asyncpg refuses values that do not fit a parameter's type before they reach the server.
     return isinstance(error, asyncpg.DataError)
+
+
+def is_unusable(error: BaseException) -> bool:
+    """True when an operator has to mend something first: wrong credentials, no such database, or tables not there."""
+    return isinstance(error, asyncpg.PostgresError) and (
+        (error.sqlstate or "")[:2] in _LOGIN_CLASSES or isinstance(error, asyncpg.UndefinedTableError)
+    )
 
 
 def is_unique_violation(error: BaseException) -> bool:

@@ -119,8 +119,9 @@ class WorkerSettings:
 class StreamsSettings:
     """The ledger's stream processor. `give_up_s`: how long a batch waits for Postgres before the process exits.
 
-    `stall_s`: how long unread records may wait without progress before it exits. `rewind`: on start, move the group
-    back to the ledger's position when that is behind (a restored database), instead of refusing.
+    `stall_s`: how long unread records may wait without progress before it exits. `session_s`: how long the broker
+    waits for a silent worker before it gives its partitions to another. `rewind`: on start, move the group back to the
+    ledger's position when that is behind (a restored database), instead of refusing.
     """
 
     kafka: KafkaSettings
@@ -130,6 +131,7 @@ class StreamsSettings:
     batch_wait_s: float
     give_up_s: float
     stall_s: float
+    session_s: float
     rewind: bool
 
 
@@ -255,6 +257,8 @@ def streams_settings(env: Mapping[str, str] | None = None) -> StreamsSettings:
         # Below Faust's broker_max_poll_interval (1000 s): past it the consumer leaves its group for good.
         give_up_s=r.number("INFERLOG_LEDGER_GIVE_UP_S", 600, low=1, high=900),
         stall_s=r.number("INFERLOG_LEDGER_STALL_S", 120, low=5, high=3600),
+        # The broker has bounds of its own: group.min.session.timeout.ms (6 s unless set) and its maximum.
+        session_s=r.number("INFERLOG_LEDGER_SESSION_S", 10.0, low=1, high=300),
         rewind=r.choice("INFERLOG_LEDGER_REWIND", "[01]", "0", "0 or 1") == "1",
     )
     r.finish()

@@ -51,8 +51,8 @@ def requests_topic(pool: str = DEFAULT_POOL) -> Topic:
         record=InferenceRequested,
         partitions=8,
         retention_ms=40 * _DAY_MS,
-        why="Partition is chosen by version (see partition_for), so that few workers hold a version's weights; kept as "
-        "long as the ledger's dedup horizon, since limits and conservation are proved from it.",
+        why="Partition is chosen by version (see partition_for), so that few workers hold a version's weights; limits "
+        "and conservation are proved from it, and so only as far back as it is kept.",
     )
 
 

@@ -6,6 +6,7 @@ Everything that decides whether usage can be lost is set here, on purpose and in
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 from collections.abc import Callable
@@ -68,6 +69,7 @@ class LedgerApp(faust.App):
 
     async def on_first_start(self) -> None:
         """Faust makes its folder, but not the one that holds it."""
+        _require_free(self.settings.health_port)
         home_dir().mkdir(parents=True, exist_ok=True)
         await super().on_first_start()
 
@@ -145,9 +147,9 @@ def build(
         stream_wait_empty=False,
         broker_commit_interval=0.5,
         # A killed worker's partitions move on once its session ends; a live one rejoins within the rebalance timeout.
-        broker_session_timeout=10.0,
-        broker_heartbeat_interval=2.0,
-        broker_rebalance_timeout=6.0,
+        broker_session_timeout=settings.session_s,
+        broker_heartbeat_interval=settings.session_s / 5,
+        broker_rebalance_timeout=settings.session_s * 0.6,
         broker_request_timeout=30.0,
         consumer_auto_offset_reset="earliest",
         producer_threaded=False,
@@ -202,6 +204,21 @@ def _pages(app: LedgerApp) -> None:
                     raise
                 reason = f"Postgres: {type(error).__name__}: {error}"
         return view.json({"partitions": partitions, "reason": reason}, status=503 if reason else 200)
+
+
+def _require_free(port: int) -> None:
+    """Raises SystemExit, whose message is the last line of the process, when another listens on the port (0: never).
+
+    Faust would find out later, and end with a traceback through the whole of its web server.
+    """
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise SystemExit(
+            f"Error: INFERLOG_STREAMS_PORT {port} is in use (is a ledger of `inferlog up` running? set another port)"
+        ) from error
 
 
 def _free_port() -> int:

@@ -6,7 +6,7 @@ import asyncio
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -117,9 +117,13 @@ async def _read(
         # One snapshot, so that the lines are exactly those of the position beside them.
         async with connection.transaction(isolation="repeatable_read", readonly=True):
             rows = await connection.fetch(sql["usage"], by, customer, start, end, model, meter)
+            # Only finding nothing needs an explanation; for a name that nobody has, the look-up reads the whole table.
+            known = None if rows else await connection.fetchrow(sql["known_names"], customer, model)
             found = await connection.fetch(sql["positions"], group, topic)
     finally:
         await connection.close(timeout=5)
+    if known is not None:
+        _require_known(customer, model, known)
     lines = [
         UsageLine(
             since=r["since"],
@@ -132,6 +136,14 @@ async def _read(
         for r in rows
     ]
     return lines, await _complete(settings, topic, {r["partition"]: r["next_offset"] for r in found})
+
+
+def _require_known(customer: str | None, model: str | None, known: Mapping[str, bool]) -> None:
+    """Nothing was found: say so of a name that nobody has, rather than that it used nothing."""
+    if customer is not None and not known["customer"]:
+        raise click.ClickException(f"there is no customer '{customer}'; see  inferlog customers list")
+    if model is not None and not known["model"]:
+        raise click.ClickException(f"there is no model '{model}'; see  inferlog models list")
 
 
 async def _complete(settings: ReplaySettings, topic: str, positions: dict[int, int]) -> Completeness:

@@ -18,7 +18,17 @@ from infra.postgres import is_data_error, is_outage
 from schemas.codec import DecodeError, decode
 from schemas.records import UsageRecorded
 from streams.dead_letters import DeadLetterRow, RawRecord, refuse_if_systemic, set_aside
-from streams.projections import LocatedUsage, NextOffset, UnfitRecord, check_fit, first_per_request, next_offsets
+from streams.projections import (
+    Counted,
+    LocatedUsage,
+    NextOffset,
+    Turns,
+    UnfitRecord,
+    check_fit,
+    content_digest,
+    in_turns,
+    next_offsets,
+)
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +45,8 @@ class LedgerUnavailable(RuntimeError):
 class Transaction(Protocol):
     """What a batch needs of an open ledger transaction (streams.ledger.LedgerTransaction fits)."""
 
-    async def count(self, usages: Sequence[LocatedUsage]) -> int:
-        """Bill what was never billed, inside a savepoint."""
+    async def count(self, usages: Sequence[LocatedUsage]) -> Counted:
+        """Bill what was never billed, inside a savepoint, and tell what contradicts what was."""
 
     async def set_aside(self, letters: Sequence[DeadLetterRow]) -> None:
         """Keep dead letters."""
@@ -56,13 +66,13 @@ class TransactionSource(Protocol):
 class SortedBatch:
     """A batch after decoding: what may be counted, what is set aside, and how far it reaches."""
 
-    usages: list[LocatedUsage]
+    usages: Turns
     dead: list[DeadLetterRow]
     offsets: list[NextOffset]
 
 
 def sort_out(records: Sequence[RawRecord]) -> SortedBatch:
-    """Decode each record; undecodable, unfit and contradicting ones become dead letters, equal repetitions vanish."""
+    """Decode each record; undecodable and unfit ones become dead letters."""
     usages: list[LocatedUsage] = []
     dead: list[DeadLetterRow] = []
     for source in records:
@@ -72,9 +82,8 @@ def sort_out(records: Sequence[RawRecord]) -> SortedBatch:
         except (DecodeError, UnfitRecord) as error:
             dead.append(set_aside(source, f"{type(error).__name__}: {error}"))
         else:
-            usages.append(LocatedUsage(record=record, source=source))
-    first, contradictions = first_per_request(usages)
-    return SortedBatch(usages=first, dead=dead + contradictions, offsets=next_offsets(records))
+            usages.append(LocatedUsage(record=record, source=source, digest=content_digest(record)))
+    return SortedBatch(usages=in_turns(usages), dead=dead, offsets=next_offsets(records))
 
 
 class Delivery:
@@ -141,9 +150,13 @@ class Delivery:
         # 1  count what was never counted    2  set the bad records aside    3  move the position
         # 4  COMMIT    dying after it, or not learning its outcome: the batch is read again and counts nothing twice
         # 5  (the caller) acknowledge to Kafka
+        counted = 0
+        dead = list(batch.dead)
         async with self._ledger.transaction() as transaction:
-            counted, refused = await self._settle(transaction, batch.usages)
-            dead = batch.dead + refused
+            for usages in batch.usages.turns:
+                new, refused = await self._settle(transaction, usages)
+                counted += new
+                dead += [letter for u, reason in refused for letter in _set_aside_all(u, batch.usages, reason)]
             refuse_if_systemic(dead, total=total)
             await transaction.set_aside(dead)
             await transaction.advance(batch.offsets)
@@ -154,16 +167,33 @@ class Delivery:
             s = letter.source
             log.error("set aside: %s partition %d offset %d: %s", s.topic, s.partition, s.offset, letter.reason)
 
-    async def _settle(self, transaction: Transaction, usages: list[LocatedUsage]) -> tuple[int, list[DeadLetterRow]]:
-        """Count these records; when Postgres refuses the data, halve until the records to blame stand alone."""
+    async def _settle(
+        self, transaction: Transaction, usages: list[LocatedUsage]
+    ) -> tuple[int, list[tuple[LocatedUsage, str]]]:
+        """Count these records; when Postgres refuses the data, halve until the records to blame stand alone.
+
+        Returns how many were new, and those that were not taken, each with the reason.
+        """
         try:
-            return await transaction.count(usages), []
+            counted = await transaction.count(usages)
         except Exception as error:
             if not is_data_error(error):
                 raise
             if len(usages) == 1:
-                return 0, [set_aside(usages[0].source, f"{type(error).__name__}: {error}")]
+                return 0, [(usages[0], f"{type(error).__name__}: {error}")]
+        else:
+            return counted.new, [(u, _contradiction(u)) for u in counted.contradicting]
         middle = len(usages) // 2
-        left, left_dead = await self._settle(transaction, usages[:middle])
-        right, right_dead = await self._settle(transaction, usages[middle:])
-        return left + right, left_dead + right_dead
+        left, left_refused = await self._settle(transaction, usages[:middle])
+        right, right_refused = await self._settle(transaction, usages[middle:])
+        return left + right, left_refused + right_refused
+
+
+def _contradiction(usage: LocatedUsage) -> str:
+    return f"request {usage.record.request_id}: differs from the usage record that was counted for it"
+
+
+def _set_aside_all(usage: LocatedUsage, batch: Turns, reason: str) -> list[DeadLetterRow]:
+    """Dead letters for a record and its equal copies in the batch."""
+    copies = batch.copies.get((usage.record.request_id, usage.digest), [])
+    return [set_aside(source, reason) for source in (usage.source, *copies)]

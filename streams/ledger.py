@@ -6,13 +6,13 @@ delivered, replayed or produced twice is billed once.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from uuid import UUID
 
 from infra.postgres import Connection, Pool, queries
 from streams.dead_letters import DeadLetterRow
-from streams.projections import LocatedUsage, NextOffset, hourly_rows, processed_rows
+from streams.projections import Counted, LocatedUsage, NextOffset, hourly_rows, processed_rows
 
 
 class LedgerTransaction:
@@ -22,26 +22,39 @@ class LedgerTransaction:
         self._connection = connection
         self._group = group
 
-    async def count(self, usages: Sequence[LocatedUsage]) -> int:
-        """Bill the records (one per request id) that were never billed before; returns how many those were.
+    async def count(self, usages: Sequence[LocatedUsage]) -> Counted:
+        """Bill the records (one per request id) that were never billed before, and say which contradict their bill.
 
         Runs inside a savepoint: after an error the transaction can go on without these records. Raises what Postgres
         raises, `infra.postgres.is_data_error` when one of the records is to blame.
         """
         if not usages:
-            return 0
-        async with self._connection.transaction():
-            new = await self._insert_processed(usages)
-            fresh = [u for u in usages if u.record.request_id in new]
+            return Counted(new=0, contradicting=[])
+        async with _scope(self._connection):
+            fresh = await self._insert_processed(usages)
             rows = hourly_rows(fresh)
             if rows:
                 await self._connection.execute(queries("streams")["add_usage"], *_columns([r.values() for r in rows]))
-            return len(fresh)
+            return Counted(new=len(fresh), contradicting=await self._contradicting(usages, fresh))
 
-    async def _insert_processed(self, usages: Sequence[LocatedUsage]) -> set[UUID]:
+    async def _insert_processed(self, usages: Sequence[LocatedUsage]) -> Sequence[LocatedUsage]:
+        """Put the request ids into the table; returns the records whose ids were not there."""
         rows = await self._connection.fetch(queries("streams")["insert_processed"], *_columns(processed_rows(usages)))
-        # As Python's own UUIDs: the driver's class is equal to them but hashes slower.
-        return {UUID(int=r["request_id"].int) for r in rows}
+        if len(rows) == len(usages):
+            return usages
+        new = {r["request_id"].int for r in rows}
+        return [u for u in usages if u.record.request_id.int in new]
+
+    async def _contradicting(self, usages: Sequence[LocatedUsage], fresh: Sequence[LocatedUsage]) -> list[LocatedUsage]:
+        """Of the records that are not fresh, those that say something else than the one that was counted."""
+        if len(fresh) == len(usages):
+            return []
+        new = {u.record.request_id.int for u in fresh}
+        said = [(u.record.request_id, u.digest) for u in usages if u.record.request_id.int not in new]
+        # A statement of its own: the insert's snapshot may be older than the row that it waited for and met.
+        rows = await self._connection.fetch(queries("streams")["contradicting"], *_columns(said))
+        ids = {r["request_id"].int for r in rows}
+        return [u for u in usages if u.record.request_id.int in ids] if ids else []
 
     async def set_aside(self, letters: Sequence[DeadLetterRow]) -> None:
         """Keep records that cannot be counted, with their bytes; repeating it changes nothing."""
@@ -69,17 +82,52 @@ class Ledger:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[LedgerTransaction]:
         """A transaction that commits when the block ends and rolls back when it raises."""
-        async with self._pool.acquire() as connection, connection.transaction():
-            yield LedgerTransaction(connection, group=self._group)
+        async with self._connection() as connection, _scope(connection):
+            yield self.on(connection)
+
+    def on(self, connection: Connection) -> LedgerTransaction:
+        """The ledger's statements on a connection with an open transaction."""
+        return LedgerTransaction(connection, group=self._group)
 
     async def positions(self, topic: str) -> dict[int, int]:
         """Next offset per partition of a topic; partitions never read are absent."""
-        rows = await self._pool.fetch(queries("streams")["positions"], self._group, topic)
+        async with self._connection() as connection:
+            rows = await connection.fetch(queries("streams")["positions"], self._group, topic)
         return {r["partition"]: r["next_offset"] for r in rows}
 
     async def reachable(self, *, timeout_s: float) -> None:
         """Return when Postgres answers. Raises what the driver raises when it does not."""
-        await self._pool.fetchval("SELECT 1", timeout=timeout_s)
+        async with self._connection() as connection:
+            await connection.fetchval("SELECT 1", timeout=timeout_s)
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Connection]:
+        """A connection of the pool, dropped at once when its user is cancelled.
+
+        A server that is stopped, not gone, would keep a process that wants to end waiting for its word on a cancelled
+        statement or a ROLLBACK; one that lives rolls back by itself, and nothing was acknowledged.
+        """
+        async with self._pool.acquire() as connection:
+            try:
+                yield connection
+            except asyncio.CancelledError:
+                connection.terminate()
+                raise
+
+
+@asynccontextmanager
+async def _scope(connection: Connection) -> AsyncIterator[None]:
+    """A transaction or, inside one, a savepoint; left as it is when cancelled: its connection is dropped."""
+    transaction = connection.transaction()
+    await transaction.start()
+    try:
+        yield
+    except asyncio.CancelledError:
+        raise
+    except BaseException:
+        await transaction.rollback()
+        raise
+    await transaction.commit()
 
 
 def _columns(rows: Sequence[tuple[object, ...]]) -> list[list[object]]:

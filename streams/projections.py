@@ -7,11 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
+from hashlib import blake2b
 from uuid import UUID
 
+import orjson
+
 from schemas.records import UsageRecorded
-from streams.dead_letters import DeadLetterRow, RawRecord, set_aside
+from streams.dead_letters import RawRecord
+
+DIGEST_BYTES = 16
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MICROSECOND = timedelta(microseconds=1)
 
 
 class UnfitRecord(ValueError):
@@ -20,10 +27,32 @@ class UnfitRecord(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocatedUsage:
-    """A decoded usage record and the bytes and place it came from."""
+    """A decoded usage record, the bytes and place it came from, and the digest of what it says."""
 
     record: UsageRecorded
     source: RawRecord
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """A batch in the order in which its records must reach the ledger.
+
+    Within a turn every request id is there once; the n-th turn holds the n-th different thing that the batch says of a
+    request, and nearly always there is only one. `copies` are the later equal records of each (request id, digest):
+    they share the fate of the first.
+    """
+
+    turns: list[list[LocatedUsage]]
+    copies: dict[tuple[UUID, bytes], list[RawRecord]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """What became of records that Postgres took: how many were new, and those that the ledger knows otherwise."""
+
+    new: int
+    contradicting: list[LocatedUsage]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -70,26 +99,48 @@ def check_fit(record: UsageRecorded) -> None:
             raise UnfitRecord(f"quantities: meter '{meter}' is {quantity}, expected at least 0")
 
 
-def first_per_request(usages: Iterable[LocatedUsage]) -> tuple[list[LocatedUsage], list[DeadLetterRow]]:
-    """The first record of each request id, and a dead letter for each later one that says something else.
+def content_digest(record: UsageRecorded) -> bytes:
+    """DIGEST_BYTES that are equal for equal records, in every process and for as long as the ledger keeps them.
 
-    Equal repetitions are dropped: they are how at-least-once delivery looks.
+    The list of fields is frozen: stored digests are compared with new ones. A field that the record gains later may
+    enter only where it is not its default, or each record written before and read again would contradict itself.
     """
+    said = (
+        record.event_id,
+        (record.occurred_at - _EPOCH) // _MICROSECOND,
+        record.request_id,
+        record.customer_id,
+        record.model,
+        record.version,
+        record.price_id,
+        dict(record.quantities),
+    )
+    return blake2b(orjson.dumps(said, option=orjson.OPT_SORT_KEYS), digest_size=DIGEST_BYTES).digest()
+
+
+def in_turns(usages: Iterable[LocatedUsage]) -> Turns:
+    """Sort a batch so that it leaves the ledger as its records one by one would, wherever it began and ended."""
     first: dict[UUID, LocatedUsage] = {}
-    contradictions: list[DeadLetterRow] = []
-    for usage in usages:
-        kept = first.setdefault(usage.record.request_id, usage)
-        if kept is not usage and kept.record != usage.record:
-            place = f"partition {kept.source.partition} offset {kept.source.offset}"
-            contradictions.append(
-                set_aside(usage.source, f"request {usage.record.request_id}: differs from its usage record at {place}")
-            )
-    return list(first.values()), contradictions
+    again = [u for u in usages if first.setdefault(u.record.request_id, u) is not u]
+    turns = [list(first.values())] if first else []
+    copies: dict[tuple[UUID, bytes], list[RawRecord]] = {}
+    said = {u.record.request_id: [first[u.record.request_id].digest] for u in again}
+    for usage in again:
+        request_id = usage.record.request_id
+        if usage.digest in said[request_id]:
+            copies.setdefault((request_id, usage.digest), []).append(usage.source)
+            continue
+        if len(turns) == len(said[request_id]):
+            turns.append([])
+        turns[len(said[request_id])].append(usage)
+        said[request_id].append(usage.digest)
+    return Turns(turns=turns, copies=copies)
 
 
-def processed_rows(usages: Iterable[LocatedUsage]) -> list[tuple[UUID, datetime]]:
-    """(request id, occurred at) of each record, sorted by request id."""
-    return sorted((u.record.request_id, u.record.occurred_at) for u in usages)
+def processed_rows(usages: Iterable[LocatedUsage]) -> list[tuple[UUID, datetime, bytes]]:
+    """(request id, occurred at, digest) of each record, sorted by request id."""
+    by_id = sorted(usages, key=lambda u: u.record.request_id.int)  # several times as fast as comparing UUIDs
+    return [(u.record.request_id, u.record.occurred_at, u.digest) for u in by_id]
 
 
 def hourly_rows(usages: Iterable[LocatedUsage]) -> list[HourlyRow]:

@@ -1,8 +1,15 @@
 -- name: insert_processed
-INSERT INTO processed_requests (request_id, occurred_at)
-SELECT request_id, occurred_at FROM unnest($1::uuid[], $2::timestamptz[]) AS new (request_id, occurred_at)
+INSERT INTO processed_requests (request_id, occurred_at, content_digest)
+SELECT request_id, occurred_at, content_digest
+FROM unnest($1::uuid[], $2::timestamptz[], $3::bytea[]) AS new (request_id, occurred_at, content_digest)
 ON CONFLICT (request_id) DO NOTHING
 RETURNING request_id
+
+-- name: contradicting
+SELECT known.request_id
+FROM processed_requests known
+JOIN unnest($1::uuid[], $2::bytea[]) AS said (request_id, content_digest) USING (request_id)
+WHERE known.content_digest <> said.content_digest  -- never true of a row without a digest
 
 -- name: add_usage
 INSERT INTO usage_hourly AS u (customer_id, hour, model, version, price_id, meter, quantity)
@@ -40,4 +47,11 @@ WHERE ($2::text IS NULL OR u.customer_id = $2 OR c.name = $2)
   AND ($5::text IS NULL OR u.model = $5)
   AND ($6::text IS NULL OR u.meter = $6)
 GROUP BY u.customer_id, 3, u.model, u.meter
-ORDER BY since, u.customer_id, u.model, u.meter
+ORDER BY since, customer, u.customer_id, u.model, u.meter
+
+-- name: known_names
+-- Whether anybody is or was called $1, and any model $2.
+SELECT EXISTS (SELECT 1 FROM customers WHERE customer_id = $1 OR name = $1)
+       OR EXISTS (SELECT 1 FROM usage_hourly WHERE customer_id = $1) AS customer,
+       EXISTS (SELECT 1 FROM models WHERE model = $2)
+       OR EXISTS (SELECT 1 FROM usage_hourly WHERE model = $2) AS model

@@ -130,11 +130,16 @@ class FakeRegistry:
 
 
 class FakeScript:
-    """Implements Script: takes from every bucket for ever unless told otherwise. `batches` keeps batch sizes."""
+    """Implements Script: takes from every bucket for ever unless told otherwise. `batches` keeps batch sizes.
+
+    `breaks` is raised; with `loses` the last answer of each round trip is missing.
+    """
 
     def __init__(self) -> None:
         self.answer: Any = None
         self.away = False
+        self.breaks: Exception | None = None
+        self.loses = False
         self.batches: list[int] = []
         self.hold = asyncio.Event()
         self.hold.set()
@@ -147,6 +152,9 @@ class FakeScript:
         await self.hold.wait()
         if self.away:
             raise LimiterAway("switched off")
+        if self.breaks is not None:
+            raise self.breaks
+        calls = calls[:-1] if self.loses else calls
         if self.answer is not None:
             return [self.answer for _ in calls]
         return [[1, 1_780_000_000_000_000, 0] + [7, 100] * (len(c.keys) - 1) for c in calls]

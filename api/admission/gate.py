@@ -6,7 +6,8 @@ refused call costs its caller nothing. After the gate the request is published, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,7 +53,7 @@ class Admission:
 
 
 class Gate:
-    """Admits calls. `waiting` says how many of this process's requests are unanswered now."""
+    """Admits calls, `max_in_flight` of them at a time."""
 
     def __init__(
         self,
@@ -61,29 +62,40 @@ class Gate:
         versions: Versions,
         queues: Queues,
         limiter: Limiter,
-        waiting: Callable[[], int],
         max_in_flight: int,
     ) -> None:
         self._keys = keys
         self._versions = versions
         self._queues = queues
         self._limiter = limiter
-        self._waiting = waiting
         self._max_in_flight = max_in_flight
+        self._in_flight = 0
 
-    async def admit(self, ask: Ask) -> Admission:
-        """Pass every check or raise the ApiError of the first that refuses."""
+    @property
+    def in_flight(self) -> int:
+        """Calls that hold a place now."""
+        return self._in_flight
+
+    @asynccontextmanager
+    async def admitted(self, ask: Ask) -> AsyncIterator[Admission]:
+        """Pass every check, or raise the ApiError of the first that refuses; the call holds its place until the end
+        of the block."""
         caller = await self._keys.identify(ask.authorization)
         model, version = await ask.target()
         deployment = self._versions.resolve(model, version)
         inputs = await ask.inputs(deployment)
         self._queues.check(deployment.pool)
-        if self._waiting() >= self._max_in_flight:
+        if self._in_flight >= self._max_in_flight:
             raise Unavailable(
                 f"this gateway already waits for {self._max_in_flight} requests", code="overloaded", retry_after_s=1
             )
-        charge = await self._limiter.take(caller.customer_id, caller.key_id, caller.limits)
-        return Admission(caller=caller, deployment=deployment, inputs=inputs, charge=charge)
+        # Taken in the same step as the check: any number of calls may wait for the limiter at once.
+        self._in_flight += 1
+        try:
+            charge = await self._limiter.take(caller.customer_id, caller.key_id, caller.limits)
+            yield Admission(caller=caller, deployment=deployment, inputs=inputs, charge=charge)
+        finally:
+            self._in_flight -= 1
 
     async def caller(self, authorization: str | None) -> Caller:
         """Who makes a call that takes no tokens. No limiter reads the revoked set then, so the key is looked up at

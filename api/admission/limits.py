@@ -7,6 +7,7 @@ never repeated, because it may have taken its tokens; the caller is told to come
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -18,6 +19,8 @@ from infra.redis import LuaCall, Redis, RedisError, lua
 from schemas.ids import EPOCH
 from schemas.keys import RedisKeys
 from schemas.records import BucketCharge
+
+logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 0.25
 _LATE_S = 0.05
@@ -194,15 +197,17 @@ class Limiter:
         while self._waiting:
             batch, self._waiting = self._waiting[:_MAX_BATCH], self._waiting[_MAX_BATCH:]
             try:
-                answers = await self._script.run([call for call, _ in batch])
-            except LimiterAway as error:
+                _settle(batch, await self._script.run([call for call, _ in batch]))
+            except Exception as error:
+                if not isinstance(error, LimiterAway):
+                    logger.exception("the limiter failed for a reason nobody foresaw")
                 # Those that still wait were never sent. They fail with the rest, or each would wait its own timeout.
                 batch, self._waiting = batch + self._waiting, []
-                answers = [error] * len(batch)
-            except BaseException as error:
+                _settle(batch, [error] * len(batch))
+            except BaseException as error:  # cancelled with the event loop; nobody may be left waiting
+                batch, self._waiting = batch + self._waiting, []
                 _settle(batch, [error] * len(batch))
                 raise
-            _settle(batch, answers)
 
 
 def _settle(batch: Sequence[tuple[LuaCall, asyncio.Future[Sequence[int]]]], answers: Sequence[Any]) -> None:

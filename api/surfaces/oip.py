@@ -10,7 +10,7 @@ from aiohttp import web
 
 from api.admission.gate import Inputs
 from api.admission.versions import Deployment
-from api.errors import ApiError, BadInput, Unavailable
+from api.errors import NO_RETRY, ApiError, BadInput, Unavailable
 from api.inference import Answer
 from api.services import GATE, HEALTH, INFERENCE, QUEUES, REQUEST_ID, TRACEPARENT
 from api.surfaces.http import json_answer, json_kind, parse_object, read_body
@@ -77,7 +77,10 @@ def _document(call: InferCall, answer: Answer) -> dict[str, Any]:
     try:
         tensors = [render_tensor(outputs[name]) for name in names]
     except UnicodeDecodeError as error:
-        raise ApiError(f"an output holds bytes that are not text, which JSON cannot carry: {error}") from error
+        raise ApiError(
+            f"an output holds bytes that are not text, which JSON cannot carry: {error}",
+            headers={**answer.admission.charge.headers, **NO_RETRY},  # it has run
+        ) from error
     return {
         "model_name": answer.finished.model,
         "model_version": answer.finished.version,

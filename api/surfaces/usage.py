@@ -11,9 +11,12 @@ from typing import Any
 from aiohttp import web
 
 from api.errors import BadInput, Unavailable
-from api.services import GATE, LEDGER
+from api.services import GATE, LEDGER, SETTINGS
 from api.surfaces.http import json_answer
+from infra.kafka import partition_of_key
 from infra.postgres import DatabaseUnavailable, fetch_within, queries
+from schemas.keys import ledger_group
+from schemas.topics import USAGE
 
 _WITHIN_S = 1.5
 _LONGEST = {"hour": timedelta(days=31), "day": timedelta(days=366)}
@@ -78,7 +81,8 @@ async def usage(request: web.Request) -> web.Response:
     pool, statements = request.app[LEDGER], queries("api")
     try:
         # The moment first: rows written after it may be in the answer, but none before it is missing.
-        written = await fetch_within(pool, _WITHIN_S, statements["written_up_to"])
+        place = ledger_place(request.app[SETTINGS].kafka.namespace, caller.customer_id)
+        moved = await fetch_within(pool, _WITHIN_S, statements["ledger_moved_at"], *place)
         rows = await fetch_within(
             pool,
             _WITHIN_S,
@@ -94,11 +98,18 @@ async def usage(request: web.Request) -> web.Response:
     totals: dict[str, int] = defaultdict(int)
     for row in rows:
         totals[row["meter"]] += row["quantity"]
-    return json_answer(_document(caller.customer_id, asked, rows, totals, written[0]["at"]))
+    moved_at = moved[0]["at"] if moved else None
+    return json_answer(_document(caller.customer_id, asked, rows, totals, moved_at))
+
+
+def ledger_place(namespace: str, customer_id: str) -> tuple[str, str, int]:
+    """Where the ledger notes how far it has read this customer's usage: consumer group, topic, partition."""
+    topic = USAGE.in_namespace(namespace)
+    return ledger_group(namespace), topic.name, partition_of_key(customer_id.encode(), topic.partitions)
 
 
 def _document(
-    customer_id: str, asked: Question, rows: list[Any], totals: Mapping[str, int], written: datetime | None
+    customer_id: str, asked: Question, rows: list[Any], totals: Mapping[str, int], moved_at: datetime | None
 ) -> dict[str, Any]:
     return {
         "object": "usage",
@@ -106,7 +117,8 @@ def _document(
         "from": _iso(asked.since),
         "to": _iso(asked.until),
         "group": asked.group,
-        "written_up_to": _iso(written) if written is not None else None,
+        # When the ledger last took in usage from where this customer's lies; null when it never did.
+        "ledger_moved_at": _iso(moved_at) if moved_at is not None else None,
         "data": [
             {"start": _iso(r["start"]), "model": r["model"], "meter": r["meter"], "quantity": r["quantity"]}
             for r in rows

@@ -44,7 +44,7 @@ def equal_answers(
         if not difference <= tolerance:
             wrong.append(request_id)
     return Check(
-        claim="answers equal local torch",
+        claim=f"{name}: answers equal local torch",
         columns=("model", "items", "largest absolute difference", "allowed"),
         rows=[(name, str(len(flat)), f"{worst:.2e}", f"{tolerance:.0e}")],
         disagree=wrong,
@@ -62,7 +62,7 @@ def equal_accuracy(answers: Sequence[Answer], expected: Sequence[Sequence[float]
     right = sum(guess == label for (_, guess), label in zip(flat, labels, strict=False))
     right_local = sum(guess == label for guess, label in zip(local, labels, strict=True))
     return Check(
-        claim="accuracy through the API = accuracy locally",
+        claim="digits: accuracy through the API = accuracy locally",
         columns=("model", "held-out digits", "right through the API", "right locally"),
         rows=[("digits", str(len(labels)), f"{right} ({right / len(labels):.2%})", f"{right_local}")],
         disagree=[rid for (rid, guess), want in zip(flat, local, strict=False) if guess != want],

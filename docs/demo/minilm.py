@@ -11,9 +11,11 @@ import hashlib
 import json
 import os
 import shutil
-import sys
+import time
 from pathlib import Path
 from typing import Any
+
+import click
 
 # Everything is on this machine; the libraries must not look anywhere else.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -38,8 +40,8 @@ class _Embedder(torch.nn.Module):
         return torch.nn.functional.normalize(mean, p=2, dim=1)
 
 
-def build(out: Path) -> None:
-    """Export and write the bundle (about 20 s); nothing is done when `out` holds one made from the same inputs."""
+def build(out: Path) -> bool:
+    """Export and write the bundle (about 20 s); False when `out` held one made from the same inputs, and stays."""
     source = get_model_path()
     digest = hashlib.sha256()
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
@@ -62,12 +64,13 @@ def build(out: Path) -> None:
     target = out / "model.json"
     complete = (out / "model.pt2").is_file() and (out / "tokenizer.json").is_file() and target.is_file()
     if complete and target.read_text(encoding="utf-8") == text:
-        return
+        return False
     out.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)  # a bundle half-written is no bundle
     torch.export.save(_export(source), out / "model.pt2")
     shutil.copyfile(source / "tokenizer.json", out / "tokenizer.json")
     target.write_text(text, encoding="utf-8")
+    return True
 
 
 def reference(sentences: list[str]) -> list[list[float]]:
@@ -97,5 +100,14 @@ def _export(source: Path) -> torch.export.ExportedProgram:
         return torch.export.export(_embedder(source), (ids, mask), dynamic_shapes=(shape, shape))
 
 
+@click.command(epilog="Example:  python -m docs.demo.minilm .inferlog/bundles/minilm")
+@click.argument("out", type=click.Path(file_okay=False, path_type=Path))
+def main(out: Path) -> None:
+    """Export the sentence-embedding model to the folder OUT (about 20 s), ready for `inferlog models publish`."""
+    started = time.monotonic()
+    said = "wrote" if build(out) else "there already:"
+    click.echo(f"{said} {out}, {time.monotonic() - started:.1f} s")
+
+
 if __name__ == "__main__":
-    build(Path(sys.argv[1]))
+    main()

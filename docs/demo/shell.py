@@ -42,8 +42,16 @@ def inferlog(*arguments: str, show: bool = False) -> str:
     command = [str(_BIN / "inferlog"), *arguments]
     if show:
         say("   $ inferlog " + " ".join(arguments))
+    # In a session of its own, so that Ctrl-C reaches the demo alone: it ends the command, and says one sentence.
     done = subprocess.run(
-        command, capture_output=not show, text=True, cwd=ROOT, env=os.environ, timeout=600, check=False
+        command,
+        capture_output=not show,
+        text=True,
+        cwd=ROOT,
+        env=os.environ,
+        timeout=600,
+        check=False,
+        start_new_session=True,
     )
     if done.returncode != 0:
         raise DemoFailed(

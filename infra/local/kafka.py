@@ -27,6 +27,7 @@ auto.create.topics.enable=false
 broker.heartbeat.interval.ms=1000
 broker.session.timeout.ms=4000
 group.initial.rebalance.delay.ms=0
+group.min.session.timeout.ms=1000
 num.network.threads=1
 num.io.threads=2
 offsets.topic.num.partitions=8

@@ -23,8 +23,9 @@ def stripe(home: Path, addresses: Addresses) -> Part:
 
     def command(say: Say) -> Command:
         state.mkdir(parents=True, exist_ok=True)
-        arguments = ("--port", str(port), "--api-key", key, "--state", str(state))
-        return Command(argv=(sys.executable, "-m", "infra.stripe_standin", *arguments), cwd=_ROOT)
+        argv = (sys.executable, "-m", "infra.stripe_standin", "--port", str(port), "--state", str(state))
+        # Not among the arguments, which every user of the machine can list.
+        return Command(argv=argv, cwd=_ROOT, environ={"INFERLOG_STRIPE_API_KEY": key})
 
     return Part(
         name="stripe",

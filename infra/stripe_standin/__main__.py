@@ -44,13 +44,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m infra.stripe_standin", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True, help="0 takes a free one; the first line says which")
-    parser.add_argument("--api-key", default=os.environ.get("INFERLOG_STRIPE_API_KEY"), help="the only key accepted")
     parser.add_argument("--state", type=Path, required=True, help="folder of the journal; made if absent")
     args = parser.parse_args()
-    if not args.api_key:
-        parser.error("--api-key or INFERLOG_STRIPE_API_KEY is required")
+    # Only from the environment: every user of the machine can list arguments.
+    api_key = os.environ.get("INFERLOG_STRIPE_API_KEY")
+    if not api_key:
+        parser.error("set INFERLOG_STRIPE_API_KEY, the only key that will be accepted")
     try:
-        asyncio.run(serve(host=args.host, port=args.port, api_key=args.api_key, state_dir=args.state))
+        asyncio.run(serve(host=args.host, port=args.port, api_key=api_key, state_dir=args.state))
     except (OSError, JournalDamagedError) as error:
         sys.stderr.write(f"stripe stand-in: {error}\n")
         return 2

@@ -1,6 +1,8 @@
 """The paths for tests and operators, `/_standin/…`: the clock, the failures to order, and a look inside.
 
-They take no key and are never hit by an ordered failure; the server listens on loopback unless told otherwise.
+They take no key and are never hit by an ordered failure; the server listens on loopback unless told otherwise. What
+changes something must be called as JSON: a web page in a browser on this machine would then need permission to
+(a CORS preflight), which it does not get.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from infra.stripe_standin.clock import ClockSetting
 from infra.stripe_standin.faults import parse_fault
@@ -21,9 +24,18 @@ from infra.stripe_standin.summaries import aggregate
 MAX_BODY_BYTES = 1 << 20
 
 
+@web.middleware
+async def _only_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    changes = request.method not in ("GET", "HEAD") and request.path.startswith("/_standin/")
+    if changes and request.content_type != "application/json":
+        message = "send the header Content-Type: application/json"
+        raise web.HTTPUnsupportedMediaType(text=json.dumps({"error": message}), content_type="application/json")
+    return await handler(request)
+
+
 def create_app(standin: Standin) -> web.Application:
     """The whole HTTP surface around a stand-in; closes its account when the application is cleaned up."""
-    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_only_json])
     control = Control(standin)
     app.add_routes(
         [

@@ -19,7 +19,7 @@ from infra.settings import BillingSettings
 from streams.billing.intents import last_sealed_hour
 from streams.billing.outcome import PassReport, Policy
 from streams.billing.pacing import Pace
-from streams.billing.reconcile import Comparison, compare
+from streams.billing.reconcile import Compared, compare
 from streams.billing.reporter import Reporter
 from streams.billing.reports import Reports
 from streams.billing.sender import Edge
@@ -149,7 +149,7 @@ async def run(settings: BillingSettings, *, include_open_hours: bool, each: Call
         await stop.sleep(settings.interval_s)
 
 
-async def compare_all(settings: BillingSettings) -> list[Comparison]:
+async def compare_all(settings: BillingSettings) -> Compared:
     """The ledger against Stripe. Needs no lock and changes nothing. Raises CallFailed, StripeUnusable."""
     pace = Pace(calls_per_s=CALLS_PER_S, monotonic=time.monotonic, sleep=asyncio.sleep)
     now = utc_now()

@@ -14,13 +14,13 @@ from infra.settings import billing_settings
 from infra.telemetry import configure_logging
 from streams.billing import app
 from streams.billing.outcome import PassReport
-from streams.billing.reconcile import Comparison, Difference
+from streams.billing.reconcile import Compared, Comparison, Difference
 from streams.billing.stripe_gateway import CallFailed, StripeUnusable
 
 T = TypeVar("T")
 
 
-@click.group()
+@click.group(epilog="Example:  inferlog billing run --once && inferlog billing compare")
 def billing() -> None:
     """Report usage to Stripe and compare totals."""
 
@@ -54,20 +54,13 @@ def compare(as_json: bool) -> None:
     """
     configure_logging("WARNING")
     found = _finish(app.compare_all(billing_settings()))
-    differing = [c for c in found if c.differing]
+    differs = any(c.differing for c in found.pairs)
     if as_json:
-        rows = [_comparison_row(c) for c in found]
-        click.echo(json.dumps({"equal": not differing, "compared": rows}))
+        rows = [_comparison_row(c) for c in found.pairs]
+        click.echo(json.dumps({"equal": not differs, "compared": rows, "open_sums": found.open_sums}))
     else:
-        for c in found:
-            mark = "differs" if c.differing else "equal"
-            click.echo(
-                f"{c.customer_id}  {c.meter:<12} ledger {c.ledger_units:>12}  stripe {c.stripe_units:>12.0f}  {mark}"
-            )
-            for d in c.differing:
-                click.echo(f"    {d.key.hour:%Y-%m-%dT%H}:00Z  ledger {d.our_units}  stripe {d.stripe_units:g}")
-        click.echo(f"{len(found)} compared, {len(differing)} differ")
-    if differing:
+        click.echo("\n".join(_comparison_lines(found)))
+    if differs:
         raise SystemExit(1)
 
 
@@ -89,15 +82,43 @@ def _print_pass(report: PassReport, as_json: bool) -> None:
             "counts": dict(sorted(report.counts.items())),
             "alerts": list(report.alerts),
             "differences": [_difference_row(d) for d in report.differences],
+            "open_sums": report.open_sums,
         }
         click.echo(json.dumps(fields))
         return
-    click.echo(", ".join(f"{n} {word}" for word, n in sorted(report.counts.items()) if n) or "nothing to report")
+    click.echo(_summary(report))
     for d in report.differences:
         where = f"{d.key.customer_id} {d.key.meter} {d.key.hour:%Y-%m-%dT%H}:00Z"
         click.echo(f"differs: {where}: told {d.our_units}, Stripe counts {d.stripe_units:g}")
     for sentence in report.alerts:
         click.echo(f"alert: {sentence}")
+
+
+def _summary(report: PassReport) -> str:
+    """What was done, and what is there but not yet reported."""
+    done = ", ".join(f"{n} {word}" for word, n in sorted(report.counts.items()) if n)
+    if not report.open_sums:
+        return done or "nothing to report"
+    n = report.open_sums
+    left = f"{n} {'sum is' if n == 1 else 'sums are'} in hours still open"
+    return f"{done or 'nothing reported'}; {left} (reported after they end; --include-open-hours reports them now)"
+
+
+def _comparison_lines(found: Compared) -> list[str]:
+    width = max((len(c.customer) for c in found.pairs), default=0)
+    lines = []
+    for c in found.pairs:
+        mark = "differs" if c.differing else "equal"
+        lines.append(
+            f"{c.customer:<{width}}  {c.customer_id}  {c.meter:<12} "
+            f"ledger {c.ledger_units:>12}  stripe {c.stripe_units:>12.0f}  {mark}"
+        )
+        for d in c.differing:
+            lines.append(f"    {d.key.hour:%Y-%m-%dT%H}:00Z  ledger {d.our_units}  stripe {d.stripe_units:g}")
+    lines.append(f"{len(found.pairs)} compared, {sum(1 for c in found.pairs if c.differing)} differ")
+    if n := found.open_sums:
+        lines.append(f"not compared: {n} {'sum' if n == 1 else 'sums'} in hours still open, which are reported later")
+    return lines
 
 
 def _difference_row(d: Difference) -> dict[str, Any]:
@@ -113,6 +134,7 @@ def _difference_row(d: Difference) -> dict[str, Any]:
 def _comparison_row(c: Comparison) -> dict[str, Any]:
     return {
         "customer_id": c.customer_id,
+        "customer": c.customer,
         "meter": c.meter,
         "ledger_units": c.ledger_units,
         "stripe_units": _whole(c.stripe_units),

@@ -36,11 +36,15 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassReport:
-    """What one pass did (`counts`, by word), and what a person must look at."""
+    """What one pass did (`counts`, by word), and what a person must look at.
+
+    `open_sums`: sums of hours too young for this pass, left for a later one; that is no reason to be unsettled.
+    """
 
     counts: Mapping[str, int]
     alerts: Sequence[str]
     differences: Sequence[Difference]
+    open_sums: int = 0
 
     @property
     def is_settled(self) -> bool:
@@ -55,6 +59,7 @@ class Tally:
     counts: Counter[str] = field(default_factory=Counter)
     alerts: list[str] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
+    open_sums: int = 0
 
     def alert(self, sentence: str) -> None:
         """Something that only a person can put right."""
@@ -71,4 +76,6 @@ class Tally:
 
     def report(self) -> PassReport:
         """The finished report."""
-        return PassReport(counts=self.counts, alerts=self.alerts, differences=self.differences)
+        return PassReport(
+            counts=self.counts, alerts=self.alerts, differences=self.differences, open_sums=self.open_sums
+        )

@@ -19,6 +19,18 @@ LEFT JOIN customers c USING (customer_id)
 LEFT JOIN stripe_quarantine q USING (customer_id)
 WHERE l.total_units <> coalesce(t.units, 0) AND q.customer_id IS NULL
 
+-- name: open_sums
+-- How many sums of hours after $1 are not what Stripe was told.
+SELECT count(*) FROM (
+    SELECT customer_id, meter, hour, sum(quantity) AS units FROM usage_hourly WHERE hour > $1
+    GROUP BY customer_id, meter, hour
+) l
+WHERE l.units <> coalesce((
+    SELECT sum(r.delta_units) FROM stripe_reports r
+    WHERE r.customer_id = l.customer_id AND r.meter = l.meter AND r.hour = l.hour
+      AND r.state NOT IN ('rejected', 'lost')
+), 0)
+
 -- name: reports_of
 SELECT r.customer_id, r.meter, r.hour, r.rev, r.total_units, r.delta_units, r.state
 FROM stripe_reports r
@@ -99,8 +111,8 @@ SELECT u.customer_id, u.meter, u.hour, sum(u.quantity)::bigint AS total_units,
 FROM usage_hourly u
 GROUP BY u.customer_id, u.meter, u.hour
 
--- name: stripe_customers
-SELECT customer_id, stripe_customer_id FROM customers WHERE stripe_customer_id IS NOT NULL
+-- name: customers
+SELECT customer_id, name, stripe_customer_id FROM customers
 
 -- name: earliest_report
 SELECT min(hour) FROM stripe_reports

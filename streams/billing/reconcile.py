@@ -76,18 +76,28 @@ def by_pair(hours: Iterable[DeliveredHour]) -> list[list[DeliveredHour]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One customer and meter over all compared hours, and the hours that differ."""
+    """One customer (`customer` is the name, empty when not registered) and meter over all compared hours, and the hours
+    that differ."""
 
     customer_id: str
+    customer: str
     meter: str
     ledger_units: int
     stripe_units: float
     differing: Sequence[Difference]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """All customers and meters with compared hours, by name; `open_sums` of the ledger are in hours not compared."""
+
+    pairs: Sequence[Comparison]
+    open_sums: int
+
+
 async def compare(
     connection: Connection, gateway: StripeGateway, *, environment: str, last_sealed: datetime, now: datetime
-) -> list[Comparison]:
+) -> Compared:
     """The ledger against Stripe for every customer and meter, over every hour that is sealed, reported, or known to
     Stripe. Changes nothing. Raises CallFailed, and what infra.postgres raises when the server is away.
     """
@@ -99,7 +109,9 @@ async def compare(
         ledger[key] = row["total_units"]
         if row["is_due"]:
             due.add(key)
-    stripe_ids = {r["customer_id"]: r["stripe_customer_id"] for r in await connection.fetch(sql["stripe_customers"])}
+    customers = await connection.fetch(sql["customers"])
+    names = {r["customer_id"]: r["name"] for r in customers}
+    stripe_ids = {r["customer_id"]: r["stripe_customer_id"] for r in customers if r["stripe_customer_id"] is not None}
     reported_from: datetime | None = await connection.fetchval(sql["earliest_report"])
     start = min([key.hour for key in ledger] + ([reported_from] if reported_from else []), default=None)
     at_stripe: dict[HourKey, float] = {}
@@ -107,9 +119,14 @@ async def compare(
         end = max(now.replace(minute=0, second=0, microsecond=0), *(key.hour for key in ledger), start) + HOUR
         at_stripe = await _read_sums(gateway, stripe_ids, environment=environment, start=start, end=end)
     pairs: defaultdict[tuple[str, str], list[HourKey]] = defaultdict(list)
-    for key in sorted(due | set(at_stripe)):
+    compared = due | set(at_stripe)
+    for key in sorted(compared):
         pairs[key.customer_id, key.meter].append(key)
-    return [_compared(pair, keys, ledger, at_stripe) for pair, keys in sorted(pairs.items())]
+    found = [_compared(pair, names.get(pair[0], ""), keys, ledger, at_stripe) for pair, keys in pairs.items()]
+    return Compared(
+        pairs=sorted(found, key=lambda c: (c.customer, c.customer_id, c.meter)),
+        open_sums=sum(1 for key, units in ledger.items() if units and key not in compared),
+    )
 
 
 async def _read_sums(
@@ -135,7 +152,11 @@ async def _read_sums(
 
 
 def _compared(
-    pair: tuple[str, str], keys: Sequence[HourKey], ledger: Mapping[HourKey, int], at_stripe: Mapping[HourKey, float]
+    pair: tuple[str, str],
+    name: str,
+    keys: Sequence[HourKey],
+    ledger: Mapping[HourKey, int],
+    at_stripe: Mapping[HourKey, float],
 ) -> Comparison:
     differing = [
         Difference(key=key, our_units=ledger.get(key, 0), stripe_units=at_stripe.get(key, 0))
@@ -144,6 +165,7 @@ def _compared(
     ]
     return Comparison(
         customer_id=pair[0],
+        customer=name,
         meter=pair[1],
         ledger_units=sum(ledger.get(key, 0) for key in keys),
         stripe_units=sum(at_stripe.get(key, 0) for key in keys),

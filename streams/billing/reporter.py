@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TypeVar
 
@@ -56,6 +56,7 @@ class Reporter:
                 tally.alert(f"Stripe refused a call of ours: {failed}")
             _log.warning("pass ended early", extra={"fields": {"reason": failed}})
         tally.counts["waiting"] = len(await self._reports.open_intents())
+        tally.open_sums = await self._reports.open_sums(last_hour=self._last_hour())
         for customer_id, reason in (await self._reports.quarantined()).items():
             tally.alert(f"customer {customer_id} is in quarantine: {reason}")
         if any(tally.counts.values()):
@@ -72,9 +73,7 @@ class Reporter:
     async def _plan(self, tally: Tally, *, is_first: bool) -> None:
         now, policy = self._edge.clock(), self._policy
         planned = await self._reports.plan(
-            last_hour=last_sealed_hour(
-                now, seal_after_s=policy.seal_after_s, include_open_hours=policy.include_open_hours
-            ),
+            last_hour=self._last_hour(),
             environment=policy.environment,
             now=now,
             retry_rejected=policy.retry_rejected and is_first,
@@ -92,6 +91,13 @@ class Reporter:
             )
         for customer_id in planned.unknown_customers:
             tally.alert(f"customer {customer_id} has usage but is not registered; register it and run again")
+
+    def _last_hour(self) -> datetime:
+        """The newest hour that this pass may report."""
+        policy = self._policy
+        return last_sealed_hour(
+            self._edge.clock(), seal_after_s=policy.seal_after_s, include_open_hours=policy.include_open_hours
+        )
 
     async def _send(self, tally: Tally, ends_s: float) -> bool:
         """True when anything was settled, so that there may be more to plan."""

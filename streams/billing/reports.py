@@ -146,6 +146,11 @@ class Reports:
         """Keep back everything of this customer until a person has settled it."""
         await self._execute("quarantine", customer_id, reason)
 
+    async def open_sums(self, *, last_hour: datetime) -> int:
+        """How many sums of hours after `last_hour` are not what Stripe was told."""
+        async with self._one_at_a_time:
+            return int(await self._connection.fetchval(_SQL["open_sums"], last_hour))
+
     async def quarantined(self) -> dict[str, str]:
         """Reason by customer."""
         return {row["customer_id"]: row["reason"] for row in await self._fetch("quarantined")}

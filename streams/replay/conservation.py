@@ -1,4 +1,4 @@
-"""I3 and I4 from the log: served by the version admitted, and accepted = finished + open, with usage for each success.
+"""I3 and I4 from the log: one version per batch, the one admitted, and accepted = finished + open, each success billed.
 
 Pure. Holds a few machine words per request; versions, names and quantities are shared between requests.
 """
@@ -44,6 +44,8 @@ class RequestBook:
         self._requests: dict[bytes, _Request] = {}
         self._results: dict[bytes, _Result] = {}
         self._usage: dict[bytes, Quantities] = {}
+        self._aside: set[bytes] = set()
+        self._batches: dict[bytes, tuple[str, ...]] = {}
         self.repeated_requests = 0
         self.repeated_results = 0
 
@@ -73,9 +75,13 @@ class RequestBook:
         )
 
     def add_result(self, place: Place, record: InferenceFinished) -> None:
-        """An end; the first per request id, by partition and offset, is the result."""
+        """An end; the first per request id, by partition and offset, is the result. All say what their batch ran."""
         if self._since is not None and record.admitted_at < self._since:
             return
+        if record.batch_items > 0:
+            ran = self._batches.setdefault(record.batch_id.bytes, (self._share_text(record.version),))
+            if record.version not in ran:
+                self._batches[record.batch_id.bytes] = (*ran, self._share_text(record.version))
         key = record.request_id.bytes
         known = self._results.get(key)
         if known is not None:
@@ -95,14 +101,21 @@ class RequestBook:
         if self._since is None or record.occurred_at >= self._since:
             self._usage.setdefault(record.request_id.bytes, self._share_quantities(record.quantities))
 
+    def add_aside(self, record: UsageRecorded) -> None:
+        """A usage record that the ledger set aside: it bills nothing, so it is no usage, and none is awaited either."""
+        self._aside.add(record.request_id.bytes)
+
     def unsettled(self) -> set[UUID]:
         """Requests of which one of usage and result is on the log and the other is not, or was not when it was read."""
-        succeeded = {k for k, r in self._results.items() if r.outcome is Outcome.SUCCEEDED}
+        succeeded = {k for k, r in self._results.items() if r.outcome is Outcome.SUCCEEDED} - self._aside
         return {UUID(bytes=k) for k in (succeeded - self._usage.keys()) | (self._usage.keys() - self._results.keys())}
 
     def prove_versions(self, *, notes: Sequence[str] = ()) -> Verdict:
-        """I3: every success ran the version it was admitted with."""
+        """I3: every success ran the version it was admitted with, and no batch ran two."""
         findings = Findings()
+        for batch, ran in self._batches.items():
+            if len(ran) > 1:
+                findings.add("one batch ran several versions", f"{UUID(bytes=batch)}: {', '.join(v[:12] for v in ran)}")
         checked = 0
         for key, result in self._results.items():
             request = self._requests.get(key)
@@ -115,7 +128,7 @@ class RequestBook:
                     f"{UUID(bytes=key)}: admitted with {request.version[:12]}, ran {result.version[:12]}",
                 )
         versions = len({r.version for r in self._requests.values()})
-        figures: dict[str, int | None] = {"succeeded": checked, "versions": versions}
+        figures: dict[str, int | None] = {"succeeded": checked, "versions": versions, "batches": len(self._batches)}
         return verdict("I3", "A request is served by the version it was admitted with", figures, findings, notes)
 
     def prove_conservation(
@@ -152,7 +165,8 @@ class RequestBook:
             usage = self._usage.get(key)
             if result.outcome is Outcome.SUCCEEDED:
                 if usage is None:
-                    findings.add("succeeded without usage", UUID(bytes=key))
+                    aside = "succeeded, and its usage was set aside"
+                    findings.add(aside if key in self._aside else "succeeded without usage", UUID(bytes=key))
                 elif usage != result.quantities:
                     findings.add("usage and result differ in quantities", UUID(bytes=key))
             elif usage is not None:

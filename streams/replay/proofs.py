@@ -87,7 +87,8 @@ class LedgerProof:
 
     `next_offsets` is that position per partition; `dead` the (partition, offset) of records that the ledger set aside;
     records that occurred before `since` are not looked at. All three, the rows and the processed ids must come from
-    one snapshot of the database.
+    one snapshot of the database. `aside` are the requests of set-aside records that decode: each must have been billed
+    by another record.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class LedgerProof:
         self._next_offsets = next_offsets
         self._dead = dead
         self._since = since
+        self.aside: set[UUID] = set()
         self._content: dict[bytes, int] = {}
         self._sums: dict[LedgerKey, int] = {}
         self._findings = Findings()
@@ -116,10 +118,12 @@ class LedgerProof:
         self._bump("records")
         if (partition, offset) in self._dead:
             self._bump("set_aside")
+            self.aside.add(record.request_id)
             return
         key = record.request_id.bytes
         content = hash(
             (
+                record.event_id,
                 record.customer_id,
                 record.occurred_at,
                 record.model,
@@ -151,8 +155,18 @@ class LedgerProof:
         if (partition, offset) not in self._dead:
             self._findings.add("undecodable record was not set aside", f"partition {partition} offset {offset}")
 
-    def finish(self, *, rows: Mapping[LedgerKey, int], processed: Iterable[UUID], notes: Sequence[str] = ()) -> Verdict:
-        """Compare with the ledger's rows and processed request ids (of the hours looked at)."""
+    def finish(
+        self,
+        *,
+        rows: Mapping[LedgerKey, int],
+        processed: Iterable[UUID],
+        aside_billed: Set[UUID],
+        notes: Sequence[str] = (),
+    ) -> Verdict:
+        """Compare with the ledger's rows and processed request ids (of the hours looked at).
+
+        `aside_billed` are those of `aside` that are processed, in whatever hour.
+        """
         missing = set(self._content)
         count = 0
         for request_id in processed:
@@ -163,6 +177,8 @@ class LedgerProof:
                 self._findings.add("billed request is not on the topic", request_id)
         for key in missing:
             self._findings.add("request on the topic was never billed", UUID(bytes=key))
+        for request_id in sorted(self.aside - aside_billed - {UUID(bytes=key) for key in missing}):
+            self._findings.add("set aside and never billed", request_id)
         if not notes:  # without the whole topic, sums cannot be compared
             for row in sorted(rows.keys() | self._sums.keys()):
                 ledger, topic = rows.get(row, 0), self._sums.get(row, 0)
@@ -175,21 +191,21 @@ class LedgerProof:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slack:
-    """The tightest pair of admissions of a bucket: `slack_us` microseconds to spare, negative when over the rate."""
+class Spare:
+    """The tightest pair of admissions of a bucket: `spare_us` microseconds to spare, negative when over the rate."""
 
-    slack_us: int
+    spare_us: int
     first: int
     last: int
 
 
-def worst_slack(admissions: Sequence[tuple[int, int]], *, interval_us: int, burst: int) -> Slack | None:
-    """The smallest slack over all pairs i <= j of (time in µs, cost), sorted by time; None without admissions.
+def least_spare(admissions: Sequence[tuple[int, int]], *, interval_us: int, burst: int) -> Spare | None:
+    """The least time to spare over all pairs i <= j of (time in µs, cost), sorted by time; None without admissions.
 
-    The slack of a pair is (t_j - t_i) - (cost_i + … + cost_j - burst)·T. One pass: with prefix sums S it is
+    What a pair has to spare is (t_j - t_i) - (cost_i + … + cost_j - burst)·T. One pass: with prefix sums S it is
     burst·T - (S_j·T - t_j) + (S_{i-1}·T - t_i), so only the smallest of the last term so far is needed. Integers only.
     """
-    worst: Slack | None = None
+    least: Spare | None = None
     total = 0
     lowest: tuple[int, int] | None = None
     for j, (t, cost) in enumerate(admissions):
@@ -197,17 +213,18 @@ def worst_slack(admissions: Sequence[tuple[int, int]], *, interval_us: int, burs
         if lowest is None or start < lowest[0]:
             lowest = (start, j)
         total += cost
-        slack = burst * interval_us - (total * interval_us - t) + lowest[0]
-        if worst is None or slack < worst.slack_us:
-            worst = Slack(slack_us=slack, first=lowest[1], last=j)
-    return worst
+        spare = burst * interval_us - (total * interval_us - t) + lowest[0]
+        if least is None or spare < least.spare_us:
+            least = Spare(spare_us=spare, first=lowest[1], last=j)
+    return least
 
 
 class LimitProof:
     """I2: for every bucket, no run of admissions is closer together than its rate and burst allow (limiter's clock).
 
     Buckets are told apart by their limits, too: after a limit was changed, each setting is held to itself. A limiter
-    that lost its state (Redis flushed) admits at most one further burst, which this proof reports.
+    that lost its state (Redis flushed) admits at most one further burst, which this proof reports. An admission that
+    names no bucket proves nothing about any rate: with one of those I2 cannot be checked.
     """
 
     def __init__(self, *, since: datetime | None = None) -> None:
@@ -234,23 +251,26 @@ class LimitProof:
     def finish(self, *, notes: Sequence[str] = ()) -> Verdict:
         """Check every bucket. Missing evidence at the beginning of the log cannot hide a pair that is still on it."""
         findings = Findings()
-        tightest: int | None = None
+        least_us: int | None = None
         for (bucket, interval_us, burst), admissions in sorted(self._buckets.items()):
             admissions.sort()
-            found = worst_slack([(t, cost) for t, cost, _ in admissions], interval_us=interval_us, burst=burst)
+            found = least_spare([(t, cost) for t, cost, _ in admissions], interval_us=interval_us, burst=burst)
             if found is None:
                 continue
-            tightest = found.slack_us if tightest is None else min(tightest, found.slack_us)
-            if found.slack_us < 0:
+            least_us = found.spare_us if least_us is None else min(least_us, found.spare_us)
+            if found.spare_us < 0:
                 first, last = (UUID(bytes=admissions[k][2]) for k in (found.first, found.last))
                 findings.add(
                     "bucket over its rate",
-                    f"{bucket} (T {interval_us} µs, burst {burst}): {-found.slack_us} µs too soon, {first} to {last}",
+                    f"{bucket} (T {interval_us} µs, burst {burst}): {-found.spare_us} µs too soon, {first} to {last}",
                 )
         figures = {
             "admissions": len(self._seen),
             "buckets": len(self._buckets),
             "without_evidence": self._without_evidence,
-            "worst_slack_us": tightest,
+            "least_spare_us": least_us,
         }
+        if self._without_evidence:
+            gap = f"{self._without_evidence} of {len(self._seen)} admissions name no limiter bucket"
+            notes = (*notes, f"{gap}: nothing says what rate they were held to")
         return verdict("I2", "A key never exceeds its rate", figures, findings, notes)

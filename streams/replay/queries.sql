@@ -10,3 +10,6 @@ WHERE $1::timestamptz IS NULL OR hour >= $1
 
 -- name: processed
 SELECT request_id FROM processed_requests WHERE $1::timestamptz IS NULL OR occurred_at >= $1
+
+-- name: billed
+SELECT request_id FROM processed_requests WHERE request_id = ANY($1::uuid[])

@@ -161,19 +161,16 @@ async def _judge(
     limits = LimitProof(since=since)
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         positions = await connection.fetch(sql["positions"], group, topics.usage)
-        dead = await connection.fetch(sql["dead"], topics.usage)
-        ledger = LedgerProof(
-            next_offsets={r["partition"]: r["next_offset"] for r in positions},
-            dead={(r["partition"], r["offset"]) for r in dead},
-            since=since,
-        )
+        dead = {(r["partition"], r["offset"]) for r in await connection.fetch(sql["dead"], topics.usage)}
+        next_offsets = {r["partition"]: r["next_offset"] for r in positions}
+        ledger = LedgerProof(next_offsets=next_offsets, dead=dead, since=since)
         usage = await reading.freeze(topics.usage, since)
         results = await reading.freeze(topics.results, since)
         requests = {topic: await reading.freeze(topic, since) for topic in topics.requests}
 
         def use_usage(entry: LogRecord, record: UsageRecorded) -> None:
             ledger.add(entry.partition, entry.offset, record)
-            book.add_usage(record)
+            (book.add_aside if (entry.partition, entry.offset) in dead else book.add_usage)(record)
 
         await reading.each(
             topics.usage, usage, UsageRecorded, use_usage, lambda e: ledger.add_undecodable(e.partition, e.offset)
@@ -185,7 +182,13 @@ async def _judge(
         processed = [
             UUID(int=r["request_id"].int) async for r in connection.cursor(sql["processed"], since, prefetch=20_000)
         ]
-    i1 = ledger.finish(rows=rows, processed=processed, notes=_trimmed(topics.usage, usage))
+        billed = await connection.fetch(sql["billed"], list(ledger.aside))
+    i1 = ledger.finish(
+        rows=rows,
+        processed=processed,
+        aside_billed={UUID(int=r["request_id"].int) for r in billed},
+        notes=_trimmed(topics.usage, usage),
+    )
     await reading.each(
         topics.results,
         results,

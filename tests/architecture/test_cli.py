@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,6 +39,13 @@ def test_help_says_what_it_does_and_shows_an_example_of_itself(name: str) -> Non
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             assert parameter.help, parameter.name
+
+
+@pytest.mark.parametrize("name", ["customers", "keys", "models", "billing"])
+def test_help_of_a_group_shows_an_example_of_its_commands(name: str) -> None:
+    group = cli.get_command(click.Context(cli), name)
+    assert isinstance(group, click.Group)
+    assert set(re.findall(rf"inferlog ({name} [a-z]+)", group.epilog or "")) & LEAVES.keys()
 
 
 @pytest.mark.parametrize("name", LEAVES)

@@ -83,9 +83,10 @@ class Desk:
         assert seen == expected
 
     async def control(self, path: str, order: dict[str, Any] | None = None, method: str = "POST") -> Any:
+        headers = {"Content-Type": "application/json"}
         async with (
             aiohttp.ClientSession(raise_for_status=True) as session,
-            session.request(method, f"{self.base}/_standin/{path}", json=order) as response,
+            session.request(method, f"{self.base}/_standin/{path}", json=order, headers=headers) as response,
         ):
             return await response.json()
 

@@ -6,6 +6,8 @@ The reporter's tests lean on these: a fault that did not happen as ordered would
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -164,9 +166,34 @@ async def test_a_control_order_that_does_not_fit_is_refused(standin: Desk) -> No
         assert refusal.value.status == 400
 
 
+#: What a form or a script of a web page may send to another address without asking it first.
+UNASKED = ["", "application/x-www-form-urlencoded", "multipart/form-data", "text/plain"]
+
+
+@pytest.mark.parametrize("kind", UNASKED)
+@pytest.mark.parametrize("path", ["clock", "settings", "faults", "faults/release"])
+async def test_a_web_page_cannot_give_orders(standin: Desk, path: str, kind: str) -> None:
+    before = await standin.control("state", method="GET")
+    url = f"{standin.base}/_standin/{path}"
+    order = json.dumps({"kind": "outage"} if path == "faults" else {}).encode()
+    async with aiohttp.ClientSession(skip_auto_headers=["Content-Type"]) as page:
+        headers = {"Origin": "http://example.org", **({"Content-Type": kind} if kind else {})}
+        async with page.post(url, data=order, headers=headers) as refusal:
+            assert refusal.status == 415
+            assert "Content-Type: application/json" in (await refusal.json())["error"]
+        # Otherwise the browser asks first, and is not given permission.
+        asked = {"Origin": "http://example.org", "Access-Control-Request-Method": "POST"}
+        async with page.options(url, headers=asked) as answer:
+            assert answer.status >= 400
+            assert "Access-Control-Allow-Origin" not in answer.headers
+    after = await standin.control("state", method="GET")
+    assert (after["faults"], after["settings"], after["held"]) == (before["faults"], before["settings"], 0)
+
+
 async def start_process(state_dir: Path) -> tuple[asyncio.subprocess.Process, str]:
     command = (sys.executable, "-m", "infra.stripe_standin", "--port", "0", "--state", str(state_dir))
-    process = await asyncio.create_subprocess_exec(*command, "--api-key", STANDIN_KEY, stdout=asyncio.subprocess.PIPE)
+    environ = {**os.environ, "INFERLOG_STRIPE_API_KEY": STANDIN_KEY}
+    process = await asyncio.create_subprocess_exec(*command, env=environ, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     line = await asyncio.wait_for(process.stdout.readline(), 30)
     return process, line.decode().split()[-1]

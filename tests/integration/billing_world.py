@@ -90,7 +90,8 @@ class World:
 
     def control(self, path: str, order: Mapping[str, Any] | None = None, *, method: str = "POST") -> Any:
         body = None if order is None else json.dumps(order).encode()
-        request = urllib.request.Request(f"{self._base}/_standin/{path}", data=body, method=method)
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self._base}/_standin/{path}", data=body, headers=headers, method=method)
         with urllib.request.urlopen(request, timeout=10) as answer:
             return json.load(answer)
 
@@ -189,7 +190,7 @@ class World:
                 last_sealed=last_sealed_hour(self.now, seal_after_s=600, include_open_hours=False),
                 now=self.now,
             )
-        return [comparison for comparison in found if comparison.differing]
+        return [comparison for comparison in found.pairs if comparison.differing]
 
 
 @asynccontextmanager
@@ -200,7 +201,7 @@ async def open_world(
     port = free_port()
     base = f"http://127.0.0.1:{port}"
     command = ["python", "-m", "infra.stripe_standin", "--port", str(port), "--state", str(tmp_path / "stripe")]
-    standin = spawn([*command, "--api-key", KEY], {}, name="stripe")
+    standin = spawn(command, {"INFERLOG_STRIPE_API_KEY": KEY}, name="stripe")
     standin.wait_ready(f"{base}/healthz")
     connection = await connect(billing_settings({**env, "INFERLOG_STRIPE_API_KEY": KEY}).postgres)
     try:

@@ -6,14 +6,13 @@ Started like the real one: `faust -A tests.integration.ledger_variants:double_co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Any
-from uuid import UUID
 
 import faust
 from mode.supervisors import CrashingSupervisor
 
+from infra.postgres import Connection
 from infra.settings import streams_settings
 from streams.agents import Deliver, raw_record, raw_topic
 from streams.app import LedgerApp, build
@@ -24,16 +23,14 @@ from streams.projections import LocatedUsage
 class CountsEverything(LedgerTransaction):
     """Without I1's mechanism: whatever the insert into processed_requests says, all of it is counted."""
 
-    async def _insert_processed(self, usages: Sequence[LocatedUsage]) -> set[UUID]:
+    async def _insert_processed(self, usages: Sequence[LocatedUsage]) -> Sequence[LocatedUsage]:
         await super()._insert_processed(usages)
-        return {u.record.request_id for u in usages}
+        return usages
 
 
 class CountsEverythingLedger(Ledger):
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[LedgerTransaction]:
-        async with self._pool.acquire() as connection, connection.transaction():
-            yield CountsEverything(connection, group=self._group)
+    def on(self, connection: Connection) -> LedgerTransaction:
+        return CountsEverything(connection, group=self._group)
 
 
 class CountsEverythingApp(LedgerApp):

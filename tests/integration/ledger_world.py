@@ -23,6 +23,9 @@ from tests.processes import Process, free_port
 
 Spawn = Callable[..., Process]
 
+#: A killed worker's partitions are free after this long, instead of 10 s.
+SESSION = {"INFERLOG_LEDGER_SESSION_S": "3"}
+
 
 class LedgerWorld:
     """`env` reaches the servers; `spawn` starts processes that end with the test."""
@@ -41,7 +44,7 @@ class LedgerWorld:
         port = str(free_port())
         process = self.spawn(
             ["faust", "-A", app, "worker", "-l", "info"],
-            {**self.env, "INFERLOG_STREAMS_PORT": port, **(settings or {})},
+            {**self.env, **SESSION, "INFERLOG_STREAMS_PORT": port, **(settings or {})},
             name="ledger",
         )
         process.url = f"http://127.0.0.1:{port}"  # type: ignore[attr-defined]

@@ -125,7 +125,7 @@ async def test_numbers_stored_with_fourteen_digits_break_the_bound(env: dict[str
     """Why the script formats what it stores: the same script with tostring() drifts from the model."""
     settings, model = operator_settings(env), Model()
     source = lua("api.admission", "limits").source.replace("string.format('%.17g', after[i])", "tostring(after[i])")
-    script, bucket = LuaScript(source), Bucket("a", 100, 1_000_000)
+    script, bucket = LuaScript(source), Bucket("a", 1_000_003, 1_000)
     names, args = call_of(RedisKeys(namespace=settings.redis.namespace), [bucket])
     async with open_redis(settings.redis) as redis:
         answers = [await script(redis, names, args) for _ in range(50)]

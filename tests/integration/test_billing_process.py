@@ -40,10 +40,14 @@ def finish(spawn: Spawn, command: list[str], world: World) -> tuple[int, dict[st
 async def test_run_and_compare_tell_by_their_exit_status(world: World, spawn: Spawn) -> None:
     status, compared = finish(spawn, COMPARE, world)
     assert (status, compared["equal"]) == (1, False)
+    assert [c["customer"] for c in compared["compared"]] == ["acme", "brook", "cedar"]
+    assert compared["open_sums"] == 3, "one of each customer in the hour that is not over"
+    status, report = finish(spawn, [part for part in RUN if part != "--include-open-hours"], world)
+    assert (status, report["counts"]["confirmed"], report["open_sums"]) == (0, 3, 3)
     status, report = finish(spawn, RUN, world)
-    assert (status, report["settled"], report["counts"]["confirmed"]) == (0, True, 6)
+    assert (status, report["settled"], report["counts"]["confirmed"], report["open_sums"]) == (0, True, 3, 0)
     status, compared = finish(spawn, COMPARE, world)
-    assert (status, compared["equal"]) == (0, True)
+    assert (status, compared["equal"], compared["open_sums"]) == (0, True, 0)
     assert [c["stripe_units"] for c in compared["compared"]] == [11, 22, 33]
 
 

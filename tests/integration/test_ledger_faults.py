@@ -9,6 +9,7 @@ from infra.local.stack import Stack
 from schemas.codec import encode
 from schemas.records import UsageRecorded
 from streams.replay.log import open_log
+from streams.replay.verify import verify
 from streams.watchdog import Stalled, Watchdog
 from tests.conditions import eventually
 from tests.factories import usage
@@ -80,16 +81,45 @@ async def test_bad_records_become_dead_letters_and_the_stream_goes_on(env: dict[
     await world.acknowledged()
 
 
-async def test_a_record_that_repeats_another_with_other_content_is_set_aside(env: dict[str, str], spawn: Spawn) -> None:
+@pytest.mark.parametrize("batch", ["1", "1000"])
+async def test_a_record_that_repeats_another_with_other_content_is_set_aside_wherever_the_batch_ends(
+    env: dict[str, str], spawn: Spawn, monkeypatch: pytest.MonkeyPatch, batch: str
+) -> None:
+    monkeypatch.setattr("streams.replay.verify.SETTLE_S", 0.0)  # results that there are not need not be awaited
     world = LedgerWorld(env, spawn)
     first = usage(customer_id="cus_0", quantities={"items": 4})
     other = usage(request_id=first.request_id, customer_id="cus_0", quantities={"items": 9})
-    await world.produce([first, other], partition=0)
+    await world.produce([first, other, first, other, *usages(3, customers=1)], partition=0)
+    world.worker(settings={"INFERLOG_LEDGER_BATCH": batch})
+    await world.caught_up()
+    assert await world.sums() == {"requests": 3, "items": 4 + 12}
+    async with world.tables() as c:
+        dead = await c.fetch('SELECT "offset", reason FROM dead_letters ORDER BY "offset"')
+    assert [r["offset"] for r in dead] == [1, 3]
+    assert all(str(first.request_id) in r["reason"] for r in dead)
+    i1 = (await verify(world.settings)).verdicts[0]
+    assert i1.holds is True
+    assert (i1.figures["set_aside"], i1.figures["duplicates"]) == (2, 1)
+
+
+async def test_a_stop_does_not_wait_for_a_postgres_that_is_stopped(
+    env: dict[str, str], spawn: Spawn, stack: Stack
+) -> None:
+    world = LedgerWorld(env, spawn)
+    worker = world.worker()
+    async with world.blocked_batch():
+        await world.produce(usages(10))
+        await world.wait_blocked()
+        stack.pause_part("postgres")
+        try:
+            worker.terminate()
+            worker.wait(5)
+        finally:
+            stack.resume_part("postgres")
+    assert await world.committed() == {}
     world.worker()
     await world.caught_up()
-    assert await world.sums() == {"items": 4}
-    reason = await world.value("SELECT reason FROM dead_letters")
-    assert str(first.request_id) in reason
+    assert await world.sums() == {"requests": 10, "items": 40}
 
 
 async def test_only_committed_records_are_counted(env: dict[str, str], spawn: Spawn) -> None:

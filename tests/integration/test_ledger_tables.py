@@ -8,11 +8,13 @@ from uuid import uuid4
 
 import pytest
 
+from infra.local.stack import Stack
 from infra.postgres import is_data_error, open_pool
 from infra.settings import PostgresSettings
 from streams.delivery import Delivery
 from streams.ledger import Ledger
-from streams.projections import NextOffset
+from streams.projections import Counted, NextOffset
+from tests.conditions import eventually
 from tests.unit.streams.usage_samples import TOPIC, located, raw, usage
 
 GROUP = "usage-ledger"
@@ -31,10 +33,58 @@ async def sums(ledger: Ledger) -> dict[str, int]:
 
 async def test_a_request_counted_before_counts_nothing(ledger: Ledger) -> None:
     async with ledger.transaction() as t:
-        assert await t.count([located(usage(1)), located(usage(2))]) == 2
+        assert (await t.count([located(usage(1)), located(usage(2))])).new == 2
     async with ledger.transaction() as t:
-        assert await t.count([located(usage(2)), located(usage(3))]) == 1
+        assert await t.count([located(usage(2)), located(usage(3))]) == Counted(new=1, contradicting=[])
     assert await sums(ledger) == {"items": 12, "requests": 3}
+
+
+async def test_a_request_counted_before_with_other_content_is_told_apart(ledger: Ledger) -> None:
+    other = located(usage(2, quantities={"items": 9}))
+    async with ledger.transaction() as t:
+        await t.count([located(usage(1)), located(usage(2))])
+    async with ledger.transaction() as t:
+        assert await t.count([located(usage(1)), other, located(usage(3))]) == Counted(new=1, contradicting=[other])
+    assert await sums(ledger) == {"items": 12, "requests": 3}
+
+
+async def test_a_row_from_before_digests_were_kept_contradicts_nothing(ledger: Ledger) -> None:
+    async with ledger.transaction() as t:
+        await t.count([located(usage(1))])
+    await ledger._pool.execute("UPDATE processed_requests SET content_digest = NULL")
+    async with ledger.transaction() as t:
+        other = located(usage(1, quantities={"items": 9}))
+        assert await t.count([other]) == Counted(new=0, contradicting=[])
+
+
+async def test_of_two_writers_at_once_with_contradicting_records_one_counts_and_the_other_is_told(
+    ledger: Ledger,
+) -> None:
+    other = located(usage(1, quantities={"items": 9}))
+
+    async def second() -> Counted:
+        async with ledger.transaction() as t:
+            return await t.count([other])
+
+    async def waits() -> bool:
+        return bool(await ledger._pool.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"))
+
+    async with ledger.transaction() as t:
+        await t.count([located(usage(1))])
+        task = asyncio.create_task(second())
+        await eventually(waits, what="the second writer waits for the first")
+    assert await task == Counted(new=0, contradicting=[other])
+
+
+async def test_contradictions_are_set_aside_in_the_transaction_that_finds_them(ledger: Ledger) -> None:
+    delivery = Delivery(ledger, give_up_s=30)
+    await delivery.deliver([raw(usage(1), 0)])
+    await delivery.deliver([raw(usage(1), 1), raw(usage(1, quantities={"items": 9}), 2), raw(usage(2), 3)])
+    rows = await ledger._pool.fetch('SELECT "offset", reason FROM dead_letters')
+    assert [r["offset"] for r in rows] == [2]
+    assert str(usage(1).request_id) in rows[0]["reason"]
+    assert await sums(ledger) == {"items": 8, "requests": 2}
+    assert await ledger.positions(TOPIC) == {0: 4}
 
 
 async def test_nothing_of_a_transaction_that_raises_is_kept(ledger: Ledger) -> None:
@@ -89,3 +139,41 @@ async def test_writers_with_the_same_records_in_other_orders_count_each_once(led
     await asyncio.wait_for(asyncio.gather(write(forward), write(forward[::-1]), write(shuffled)), 60)
     assert await sums(ledger) == {"items": 1200, "requests": 300}
     assert await ledger.positions(TOPIC) == {p: 297 + p for p in range(4)}
+
+
+@pytest.mark.parametrize("use", ["count", "commit", "positions", "reachable"])
+async def test_a_cancelled_use_does_not_wait_for_a_server_that_is_stopped(
+    ledger: Ledger, stack: Stack, use: str
+) -> None:
+    begun, paused = asyncio.Event(), asyncio.Event()
+
+    async def pause() -> None:
+        begun.set()
+        await paused.wait()
+
+    async def run() -> None:
+        if use in ("count", "commit"):
+            async with ledger.transaction() as t:
+                await t.count([located(usage(1))])
+                await pause()
+                if use == "count":
+                    await t.count([located(usage(2))])
+        else:
+            await ledger.positions(TOPIC)  # a connection is open, and stays
+            await pause()
+            await (ledger.positions(TOPIC) if use == "positions" else ledger.reachable(timeout_s=60))
+
+    task = asyncio.create_task(run())
+    await begun.wait()
+    stack.pause_part("postgres")
+    try:
+        paused.set()
+        for _ in range(20):
+            await asyncio.sleep(0)  # until its statement is on its way
+        assert not task.done()
+        task.cancel()
+        done, _ = await asyncio.wait({task}, timeout=5)
+    finally:
+        stack.resume_part("postgres")
+    assert done
+    assert task.cancelled()

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from infra.kafka import TopicPartition, open_consumer, open_producer
 from schemas.codec import encode
 from schemas.keys import worker_group
-from schemas.records import BucketCharge, InferenceRequested, Outcome
+from schemas.records import BucketCharge, InferenceRequested, Outcome, UsageRecorded
 from schemas.topics import DEFAULT_POOL, RESULTS, USAGE, requests_topic
+from streams.replay.log import open_log
 from streams.replay.verify import NotCaughtUp, Report, verify, wait_for_ledger
+from tests.conditions import eventually
 from tests.factories import NOON, finished, requested, usage
 from tests.integration.ledger_world import LedgerWorld, Spawn
 
@@ -47,15 +51,23 @@ class Log:
             consumer.assign([place])
             await consumer.commit({place: offset})
 
+    async def place(self, record: UsageRecorded) -> tuple[str, int, int]:
+        """Topic, partition and offset of a usage record."""
+        async with open_log(self.world.settings.kafka) as reader:
+            async for entry in reader.read(self.usage, await reader.freeze(self.usage, USAGE.partitions)):
+                if entry.value is not None and record.request_id.bytes == entry.key:
+                    return entry.topic, entry.partition, entry.offset
+        raise LookupError(record.request_id)
+
     async def verify(self, **options: Any) -> Report:
         return await verify(self.world.settings, **options)
 
 
-def spaced(count: int, *, every_us: int = 1000, burst: int = 2) -> list[InferenceRequested]:
+def spaced(count: int, *, every_us: int = 1000, burst: int = 2, since: datetime = NOON) -> list[InferenceRequested]:
     """Requests of one key exactly at its rate."""
     made = []
     for n in range(count):
-        at = NOON + timedelta(microseconds=n * every_us)
+        at = since + timedelta(microseconds=n * every_us)
         bucket = BucketCharge(bucket="key:k1", interval_us=every_us, burst=burst, cost=1, remaining=0)
         made.append(requested(occurred_at=at, limiter_time=at, limiter_buckets=(bucket,)))
     return made
@@ -95,7 +107,7 @@ async def test_an_honest_log_holds(honest: Honest) -> None:
     assert figures["I1"]["requests"] == COUNT - 3
     assert figures["I1"]["duplicates"] == 7
     assert figures["I1"]["undecodable"] == 1
-    assert figures["I2"]["worst_slack_us"] == 1000
+    assert figures["I2"]["least_spare_us"] == 1000
     assert figures["I3"]["succeeded"] == COUNT - 3
     assert (figures["I4"]["accepted"], figures["I4"]["open"], figures["I4"]["expired"]) == (COUNT, 2, 1)
     assert report.undecodable == {log.usage: 1}
@@ -109,24 +121,41 @@ async def test_planted_lies_are_each_found(honest: Honest) -> None:
         await c.execute("DELETE FROM processed_requests WHERE request_id = $1", requests[0].request_id)
     late = replace(requests[0], request_id=requested().request_id)  # one admission too many in the same microsecond
     again = replace(requests[0], request_id=requested().request_id)
-    await log.write(log.requests, [late, again], partition=0)
-    await log.write(log.results, [finished(late, version="cd" * 32)])
-    await log.write(log.usage, [usage(late)])
+    unbilled = requested(occurred_at=NOON + timedelta(minutes=5))
+    batch = uuid4()
+    await log.write(log.requests, [late, again, unbilled], partition=0)
+    await log.write(
+        log.results, [finished(late, version="cd" * 32, batch_id=batch), finished(unbilled, batch_id=batch)]
+    )
+    await log.write(log.usage, [usage(late), usage(unbilled, quantities={"items": 2**62})])
+    async with log.world.tables() as c:  # as if its sum had not fitted
+        place = await log.place(usage(unbilled))
+        await c.execute("INSERT INTO dead_letters VALUES ($1, $2, $3, NULL, NULL, 'out of range')", *place)
+        await c.execute(
+            "INSERT INTO consumer_offsets VALUES ($1, $2, $3, $4) ON CONFLICT (consumer_group, topic, partition) "
+            "DO UPDATE SET next_offset = excluded.next_offset",
+            *(log.world.group, *place[:2], place[2] + 1),
+        )
     await log.let_go(COUNT)
     report = await log.verify()
     assert report.exit_code == 1
     found = findings(report)
-    assert set(found["I1"]) == {"request on the topic was never billed", "ledger and topic differ"}
+    assert set(found["I1"]) == {
+        "request on the topic was never billed",
+        "ledger and topic differ",
+        "set aside and never billed",
+    }
     assert found["I2"] == ["bucket over its rate"]
-    assert found["I3"] == ["served by another version"]
-    assert found["I4"] == ["lost: the workers went past it and left no result"]
-    lost = next(f for v in report.verdicts if v.name == "I4" for f in v.findings)
+    assert found["I3"] == ["one batch ran several versions", "served by another version"]
+    lost, aside = next(v.findings for v in report.verdicts if v.name == "I4")
+    assert lost.what == "lost: the workers went past it and left no result"
+    assert (aside.what, aside.examples) == ("succeeded, and its usage was set aside", (str(unbilled.request_id),))
     assert set(lost.examples) == {str(r.request_id) for r in requests[-2:]}  # `again` lies past what was let go of
 
 
 async def test_a_pair_on_its_way_is_waited_for(honest: Honest) -> None:
     log, _ = honest
-    r = requested(occurred_at=NOON + timedelta(minutes=5), limiter_buckets=())
+    r = requested(occurred_at=NOON + timedelta(minutes=5))
     await log.write(log.requests, [r], partition=0)
     await log.write(log.results, [finished(r)])
     arrived = False
@@ -142,6 +171,52 @@ async def test_a_pair_on_its_way_is_waited_for(honest: Honest) -> None:
     report = await log.verify(progress=progress)
     assert arrived
     assert report.exit_code == 0, findings(report)
+
+
+async def test_admissions_without_evidence_are_a_gap_and_not_a_proof(honest: Honest) -> None:
+    log, _ = honest
+    await log.write(log.requests, [requested(limiter_buckets=())], partition=0)
+    report = await log.verify()
+    assert report.exit_code == 2
+    i2 = next(v for v in report.verdicts if v.name == "I2")
+    assert i2.holds is None
+    assert f"1 of {COUNT + 1} admissions name no limiter bucket" in i2.notes[0]
+
+
+async def test_a_system_at_work_holds(env: dict[str, str], spawn: Spawn) -> None:
+    """Requests, results, usage and commits go on being written while it is judged, in every order that may be."""
+    world = LedgerWorld(env, spawn)
+    log = Log(world)
+    world.worker(settings={"INFERLOG_LEDGER_BATCH": "17"})
+    stop = asyncio.Event()
+
+    async def traffic() -> None:
+        wave = 0
+        while not stop.is_set():
+            requests = spaced(10, since=NOON + timedelta(seconds=wave))
+            await log.write(log.requests, requests, partition=0)
+            results, usages = [finished(r) for r in requests], [usage(r) for r in requests]
+            halves = [log.write(log.results, results), log.write(log.usage, usages)]
+            for half in halves[:: 1 if wave % 2 else -1]:
+                await half
+            wave += 1
+            await log.let_go(10 * wave)
+
+    working = asyncio.create_task(traffic())
+    accepted = []
+    try:
+        for n in range(3):
+            await eventually(world.positions, what="some usage is counted")
+            if n == 2:
+                await wait_for_ledger(world.settings, timeout_s=60)
+            report = await log.verify()
+            assert report.exit_code == 0, findings(report)
+            accepted.append(report.verdicts[3].figures["accepted"])
+        assert not working.done()
+    finally:
+        stop.set()
+        await working
+    assert accepted == sorted(set(accepted))
 
 
 async def test_a_trimmed_topic_is_a_gap_and_not_a_proof(honest: Honest) -> None:

@@ -28,12 +28,11 @@ KafkaRedisOutcomes.record = slow
 COMMIT_FIRST = (
     SLOW_LOG
     + """
-from gpu_worker.endings import Ended
 from gpu_worker.worker import Worker
 async def commit_first(self, deliveries, ended):
     self._inbox.done(deliveries)
     await self._inbox.commit()
-    await self._outcomes.record([Ended(finished=f, reply_to="a") for f in ended])
+    await self._outcomes.record(ended)
 Worker._record_and_commit = commit_first
 """
 )
@@ -61,11 +60,7 @@ async def killed_under_load(env: dict[str, str], spawn: Spawn, desk: Desk, versi
     for partition, marker in enumerate(markers):
         await desk.submit([marker], partition=partition)
     await desk.results_of(markers, timeout_s=60)
-
-    async def drained() -> bool:
-        return await desk.committed() == COUNT + len(markers)
-
-    await eventually(drained, what="the group to commit everything")
+    await desk.everything_committed(COUNT + len(markers))
     seen = await desk.read()
     return {str(r.request_id) for r in requests if r.request_id not in seen.results}
 
@@ -83,6 +78,7 @@ async def test_a_worker_killed_under_load_loses_nothing_and_doubles_nothing(
             usage = desk.seen.usage[request_id]
             assert usage
             assert all(u == usage[0] for u in usage)
+        assert await desk.violations() == []
 
 
 async def test_offsets_committed_before_the_log_lose_requests(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -50,6 +51,15 @@ def test_a_worker_is_alive_without_servers_ready_with_them_and_says_what_it_lack
     worker.terminate()
     assert worker.wait() == 0
     assert "worker stopped" in worker.log.read_text()
+
+
+def test_a_worker_whose_port_is_taken_says_which_in_one_line(env: dict[str, str], spawn: Spawn) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        worker = spawn(WORKER, {**env, "INFERLOG_WORKER_PORT": str(port)}, name="worker")
+        assert worker.wait() == 1
+    assert worker.tail(1).startswith(f"Error: INFERLOG_WORKER_PORT {port} is in use")
+    assert "Traceback" not in worker.log.read_text()
 
 
 def test_a_worker_without_settings_says_which(env: dict[str, str], spawn: Spawn) -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Sequence
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +23,13 @@ from gpu_worker import runner, text
 from gpu_worker.bundle import BundleError, read_bundle
 from gpu_worker.endings import Answer, Failure
 from gpu_worker.errors import ModelError
-from gpu_worker.publish import checked
+from gpu_worker.publish import require_runnable
 from gpu_worker.runner import LoadedModel
 from schemas.manifest import Manifest, TensorSpec
 from schemas.records import InferenceRequested, Task
 from schemas.tensors import Tensor, bytes_tensor
 from tests.factories import floats, requested
+from tests.processes import ROOT
 
 
 def manifest(*, width: int = 2, max_batch_items: int = 4, outputs: int = 1) -> Manifest:
@@ -148,7 +153,7 @@ def test_digits_answers_what_plain_torch_answers_and_reads_handwriting(tmp_path:
     assert (tmp_path / "weights.safetensors").stat().st_mtime_ns == first, "built from the same inputs already"
     pixels, labels = digits.held_out()
     assert len(pixels) == 360
-    model = runner.load(tmp_path, checked(tmp_path, lambda line: None), device="cpu")
+    model = runner.load(tmp_path, read_bundle(tmp_path), device="cpu")
     requests = [requested(inputs=(floats("pixels", *row),)) for row in pixels]
     found = np.array([values(r) for r in model.run(requests).results])
     assert np.abs(found - np.array(digits.reference(tmp_path, pixels))).max() < 1e-5
@@ -192,11 +197,11 @@ def test_a_bundle_is_refused_when_its_model_is_not_what_it_says(minilm_bundle: P
     description["outputs"][0]["shape"] = [-1, 100]
     (tmp_path / "model.json").write_text(json.dumps(description))
     with pytest.raises(BundleError, match=r"expected shape \[-1, 100\], the model gave \[1, 384\]"):
-        checked(tmp_path, lambda line: None)
+        require_runnable(tmp_path, read_bundle(tmp_path), lambda line: None)
     description["files"] = ["model.pt2"]
     (tmp_path / "model.json").write_text(json.dumps(description))
     with pytest.raises(BundleError, match=r"tokenizer\.json.* missing"):
-        checked(tmp_path, lambda line: None)
+        require_runnable(tmp_path, read_bundle(tmp_path), lambda line: None)
 
 
 @pytest.fixture(scope="module")
@@ -219,3 +224,120 @@ def test_what_a_crafted_weights_file_would_run_does_not_run(tmp_path: Path) -> N
             device="cpu",
         )
     assert not (tmp_path / "ran").exists()
+
+
+def in_a_size(program: str, call: str) -> str:
+    return re.sub('("expr_str": )"[^"]*"', rf'\1"{call}"', program)
+
+
+def in_a_guard(program: str, call: str) -> str:
+    return program.replace('"guards_code": [', f'"guards_code": ["{call}", ')
+
+
+def as_a_function(program: str, call: str) -> str:
+    return program.replace('"torch.ops.aten.gelu.default"', '"torch.os.mkdir"')
+
+
+class Gated(torch.nn.Module):
+    """Sizes that depend on its input's, a branch, a constant and a string: much of what exports hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(4))
+        self.shift = torch.full((4,), 2.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)) * self.scale + self.shift
+        y = torch.nn.functional.gelu(y, approximate="tanh").masked_fill(x > 9, float("-inf"))
+        return torch.cat([y, x.new_zeros(x.shape[0], x.shape[1] % 3 + x.shape[1] // 2)], dim=1)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("exported") / "model.pt2"
+    with torch.no_grad():
+        program = torch.export.export(Gated(), (torch.ones(3, 4),), dynamic_shapes=({0: torch.export.Dim("n", max=8)},))
+    program._guards_code = ["L['x'].size()[0] <= 8"]
+    torch.export.save(program, path)
+    return path
+
+
+def signature() -> Manifest:
+    (y,) = manifest().outputs
+    return replace(
+        manifest(),
+        layout="pt2",
+        inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 4)),),
+        outputs=(replace(y, shape=(-1, 7)),),
+    )
+
+
+def test_an_export_with_dynamic_sizes_and_a_branch_loads_and_runs(exported: Path) -> None:
+    model = runner.load(exported.parent, signature(), device="cpu")
+    (found,) = model.run([requested(inputs=(floats("x", 1, 2, 3, 10),))]).results
+    assert values(found)[3:] == (float("-inf"), 0, 0, 0)
+
+
+def crafted(exported: Path, folder: Path, craft: Callable[[str, str], str]) -> Path:
+    """A copy of an export in which something runs as it loads; returns the folder that appears when it did."""
+    marker = folder / "ran"
+    with zipfile.ZipFile(exported) as source, zipfile.ZipFile(folder / "model.pt2", "w") as target:
+        for entry in source.infolist():
+            data = source.read(entry)
+            if entry.filename.endswith("models/model.json"):
+                program = json.dumps(json.loads(data))
+                data = craft(program, f"__import__('os').mkdir('{marker}')").encode()
+                assert data != program.encode()
+            target.writestr(entry.filename, data)
+    return marker
+
+
+@pytest.mark.parametrize("craft", [in_a_size, in_a_guard, as_a_function])
+def test_what_a_crafted_archive_would_run_does_not_run(
+    exported: Path, tmp_path: Path, craft: Callable[[str, str], str]
+) -> None:
+    marker = crafted(exported, tmp_path, craft)
+    with pytest.raises(ModelError, match="is not what an export has there"):
+        runner.load(tmp_path, signature(), device="cpu")
+    assert not marker.exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("craft", [in_a_size, in_a_guard])
+def test_without_the_check_it_would_run(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, craft: Callable[[str, str], str]
+) -> None:
+    marker = crafted(exported, tmp_path, craft)
+    monkeypatch.setattr(runner, "require_plain", lambda path, reader: None)
+    with suppress(ModelError):
+        runner.load(tmp_path, signature(), device="cpu")
+    assert marker.exists()
+
+
+def test_neither_priming_nor_loading_touches_models_that_run_meanwhile(
+    minilm_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def traced(*args: Any, **options: Any) -> Any:
+        raise AssertionError("tracing replaces methods of every module in the process")
+
+    monkeypatch.setattr(torch.fx.Tracer, "trace", traced)
+    runner.prime()
+    runner.load(minilm_bundle, read_bundle(minilm_bundle), device="cpu")
+
+
+def test_a_model_of_plain_weights_waits_for_nothing_that_priming_imports(tmp_path: Path) -> None:
+    digits.build(tmp_path)
+    code = f"""
+import sys
+from pathlib import Path
+from gpu_worker import runner
+from gpu_worker.bundle import read_bundle
+before, folder = set(sys.modules), Path({str(tmp_path)!r})
+runner.load(folder, read_bundle(folder), device="cpu")
+assert not [name for name in set(sys.modules) - before if name.startswith("torch")]
+assert "torch._dynamo" not in sys.modules
+runner.prime()
+assert {{"torch._dynamo", "torch.export.pt2_archive", "torch.export._trace"}} <= set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from gpu_worker import runner
 from gpu_worker.commands import models
 from infra.postgres import connect
 from infra.s3 import Store
 from infra.settings import PostgresSettings, worker_settings
 from schemas.manifest import MANIFEST_FILE, Manifest, artifact_prefix
-from tests.integration.worker_desk import constant_bundle, overwrite
+from tests.integration.worker_desk import constant_bundle, overwrite, store_bundle
 
 
 @pytest.fixture
@@ -51,6 +52,7 @@ def test_publishing_stores_registers_and_routes_and_twice_is_once(
 
     again = call("publish", "digits", bundle, "--spread", "3")
     assert "already published" in again.output
+    assert "stored" not in again.output.replace("nothing stored", "")
     assert len(rows(env, "SELECT 1 FROM model_versions")) == 1
     (route,) = rows(env, "SELECT model, version, pool, spread, price_id FROM routes")
     assert route == {
@@ -81,12 +83,13 @@ def test_a_route_is_moved_by_a_prefix_and_keeps_its_pool(env: dict[str, str], ca
         (("route", "m", "xyz"), "expected 4 to 64 hex digits"),
         (("publish", "../m", "{bundle}"), "expected 1 to 100 letters"),
         (("publish", "m", "{bundle}", "--price", "free"), "price 'free' does not exist"),
+        (("publish", "m", "{bundle}", "--pool", "gpu-b"), "inferlog provision --pool gpu-b"),
         (("publish", "m", "{bundle}", "--spread", "9"), "9 is not in the range"),
         (("publish", "m", "{empty}"), "expected a bundle folder with model.json"),
     ],
 )
 def test_mistakes_are_one_line_and_change_nothing(
-    env: dict[str, str], call: Any, tmp_path: Path, arguments: tuple[str, ...], message: str
+    env: dict[str, str], call: Any, tmp_path: Path, loads: list[Path], arguments: tuple[str, ...], message: str
 ) -> None:
     (tmp_path / "empty").mkdir()
     names = {"{bundle}": str(constant_bundle(tmp_path / "b", 1.0)), "{empty}": str(tmp_path / "empty")}
@@ -95,14 +98,93 @@ def test_mistakes_are_one_line_and_change_nothing(
     assert message in result.output
     assert "Traceback" not in result.output
     assert rows(env, "SELECT 1 FROM routes") == []
+    assert loads == [], "what is cheap to ask is asked first"
+
+
+def test_a_model_keeps_its_task_and_is_told_before_the_bundle_is_loaded(
+    env: dict[str, str], call: Any, tmp_path: Path, loads: list[Path]
+) -> None:
+    rows(env, "INSERT INTO models (model, task) VALUES ('m', 'EMBEDDINGS')")
+    result = call("publish", "m", str(constant_bundle(tmp_path / "b", 1.0)))
+    assert result.exit_code == 1
+    assert "model 'm' has task EMBEDDINGS, the bundle has TENSORS" in result.output
+    assert loads == []
+
+
+def test_a_route_to_a_pool_without_a_queue_is_refused_and_the_old_one_stays(
+    env: dict[str, str], call: Any, tmp_path: Path
+) -> None:
+    version = json.loads(call("publish", "m", str(constant_bundle(tmp_path / "b", 1.0)), "--json").output)["version"]
+    result = call("route", "m", version[:8], "--pool", "gpu-b")
+    assert result.exit_code == 1
+    assert "inferlog provision --pool gpu-b" in result.output
+    assert rows(env, "SELECT pool FROM routes") == [{"pool": "default"}]
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The folders of bundles that were loaded."""
+    found: list[Path] = []
+    load = runner.load
+
+    def counted(folder: Path, manifest: Manifest, *, device: str) -> Any:
+        found.append(folder)
+        return load(folder, manifest, device=device)
+
+    monkeypatch.setattr(runner, "load", counted)
+    return found
+
+
+def test_what_is_published_already_is_neither_loaded_nor_stored_again_but_routed(
+    env: dict[str, str], call: Any, tmp_path: Path, loads: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = constant_bundle(tmp_path / "b", 1.0)
+    version = json.loads(call("publish", "m", str(bundle), "--no-route", "--json").output)["version"]
+    assert loads == [bundle]
+    with monkeypatch.context() as sealed:
+        sealed.delattr(Store, "put_once")
+        again = call("publish", "m", str(bundle), "--spread", "3")
+    assert "already published" in again.output, again.output
+    assert loads == [bundle]
+    assert rows(env, "SELECT version, spread FROM routes") == [{"version": version, "spread": 3}]
+
+    assert json.loads(call("publish", "other", str(bundle), "--json").output)["created"] is True
+    assert loads == [bundle, bundle], "published under another name only"
+
+
+@pytest.mark.parametrize("missing", ["row", "manifest"])
+def test_a_version_published_half_way_is_checked_and_stored_as_a_new_one(
+    env: dict[str, str], call: Any, tmp_path: Path, loads: list[Path], missing: str
+) -> None:
+    bundle = constant_bundle(tmp_path / "b", 1.0)
+    if missing == "row":
+        version = store_bundle(env, bundle)
+    else:
+        version = json.loads(call("publish", "m", str(bundle), "--no-route", "--json").output)["version"]
+        loads.clear()
+        remove(env, artifact_prefix(version) + MANIFEST_FILE)
+    again = call("publish", "m", str(bundle))
+    assert again.exit_code == 0, again.output
+    said = [line.split("] ")[1] for line in again.output.splitlines() if "weights.safetensors" in line]
+    assert len(said) == 1, again.output
+    assert said[0].startswith("stored before: weights.safetensors")
+    assert loads == [bundle]
+    assert rows(env, "SELECT version FROM routes") == [{"version": version}]
+    assert Store(worker_settings(env).s3).get(artifact_prefix(version) + MANIFEST_FILE)
 
 
 def test_other_bytes_under_the_versions_name_are_not_published_over(
     env: dict[str, str], call: Any, tmp_path: Path
 ) -> None:
     bundle = constant_bundle(tmp_path / "b", 1.0)
-    version = json.loads(call("publish", "m", str(bundle), "--json").output)["version"]
+    version = store_bundle(env, bundle)
     overwrite(env, artifact_prefix(version) + "weights.safetensors", b"something else")
     result = call("publish", "m", str(bundle))
     assert result.exit_code == 1
     assert "holds other bytes than its name says" in result.output
+    assert rows(env, "SELECT 1 FROM model_versions") == []
+
+
+def remove(env: dict[str, str], key: str) -> None:
+    store: Any = Store(worker_settings(env).s3)
+    store._client.delete_object(Bucket=store.bucket, Key=key)

@@ -28,6 +28,7 @@ from schemas.codec import encode as encode_record
 from schemas.keys import worker_group
 from schemas.records import DeadLetter, InferenceFinished, InferenceRequested, UsageRecorded
 from schemas.topics import DEAD_LETTERS, RESULTS, USAGE, partition_for, requests_topic
+from streams.replay.conservation import RequestBook
 from tests.conditions import eventually
 from tests.factories import requested
 from tests.processes import Process, free_port
@@ -117,6 +118,7 @@ class Desk:
         self.topic = requests_topic().in_namespace(settings.namespace).name
         self._partitions = requests_topic().partitions
         self.seen = Seen()
+        self._book = RequestBook()
 
     async def submit(self, requests: Sequence[InferenceRequested], *, partition: int | None = None) -> None:
         """As the gateway does: each on a partition of its version, all acknowledged."""
@@ -133,6 +135,9 @@ class Desk:
             for r in requests
         ]
         await self.producer.acknowledged(futures, timeout_s=10)
+        for request, future in zip(requests, futures, strict=True):
+            written = future.result()
+            self._book.add_request((written.topic, written.partition, written.offset), request)
 
     async def read(self) -> Seen:
         """Everything on the log up to now."""
@@ -143,7 +148,7 @@ class Desk:
                 return self.seen
             for records in (await self._consumer.getmany(timeout_ms=100)).values():
                 for record in records:
-                    self._take(record.topic, record.value)
+                    self._take((record.topic, record.partition, record.offset), record.value)
 
     async def results_of(
         self, requests: Sequence[InferenceRequested], *, timeout_s: float = 30.0
@@ -169,17 +174,41 @@ class Desk:
 
     async def committed(self) -> int:
         """Sum of the group's committed positions."""
-        async with open_admin(self.settings) as admin:
-            group = worker_group(self.settings.namespace, "default")
-            return sum((await admin.committed(group)).values())
+        return sum((await self._positions()).values())
 
-    def _take(self, topic: str, value: bytes) -> None:
+    async def everything_committed(self, count: int) -> None:
+        """Wait until the group has committed this many records."""
+
+        async def enough() -> bool:
+            found = await self.committed()
+            if found < count:
+                raise LookupError(f"{found} of {count} are committed")
+            return True
+
+        await eventually(enough, timeout_s=60, what="the group to commit everything")
+
+    async def violations(self) -> list[str]:
+        """What the proofs of I3 and I4 find wrong with the log as it is now."""
+        committed = await self._positions()
+        await self.read()
+        conservation, _, _ = self._book.prove_conservation(committed=committed)
+        return [f.what for v in (self._book.prove_versions(), conservation) for f in v.findings]
+
+    async def _positions(self) -> dict[tuple[str, int], int]:
+        async with open_admin(self.settings) as admin:
+            found = await admin.committed(worker_group(self.settings.namespace, "default"))
+        return {(place.topic, place.partition): at for place, at in found.items()}
+
+    def _take(self, place: tuple[str, int, int], value: bytes) -> None:
+        topic = place[0]
         if topic.endswith(RESULTS.name):
             finished = decode(value, InferenceFinished)
             self.seen.results[finished.request_id].append(finished)
+            self._book.add_result(place, finished)
         elif topic.endswith(USAGE.name):
             usage = decode(value, UsageRecorded)
             self.seen.usage[usage.request_id].append(usage)
+            self._book.add_usage(usage)
         else:
             self.seen.dead_letters.append(decode(value, DeadLetter))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import datetime, timedelta
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,10 +11,13 @@ from hypothesis import strategies as st
 from schemas.records import UsageRecorded
 from streams.dead_letters import RawRecord
 from streams.delivery import Delivery
-from streams.projections import hourly_rows, next_offsets, processed_rows
+from streams.projections import content_digest, hourly_rows, next_offsets, processed_rows
+from streams.replay.proofs import LedgerProof, Verdict
 from tests.conftest import run_apart
 from tests.unit.streams.fake_ledger import FakeLedger
-from tests.unit.streams.usage_samples import located, raw, usage
+from tests.unit.streams.usage_samples import NOON, located, raw, usage
+
+HOUR = timedelta(hours=1)
 
 records = st.builds(
     usage,
@@ -64,9 +68,55 @@ def test_duplicates_and_batches_make_no_difference(case: tuple[list[UsageRecorde
         for meter, quantity in r.quantities.items():
             expected[r.customer_id, hour, r.model, r.version, r.price_id, meter] += quantity
     assert ledger.sums == dict(expected)
-    assert ledger.processed == {r.request_id for r in once}
+    assert ledger.processed.keys() == {r.request_id for r in once}
     assert not ledger.dead
     assert ledger.positions == ({0: 1 + max(x.offset for b in batches for x in b)} if batches else {})
+
+
+contradicting = st.lists(
+    st.builds(
+        usage,
+        st.integers(0, 3),
+        customer=st.sampled_from(["acme", ""]),  # nobody can be billed for the second
+        minutes=st.sampled_from([0, 70]),
+        quantities=st.sampled_from([{"items": 1}, {"items": 2}, {"items": 3, "requests": 1}]),
+    ),
+    max_size=12,
+)
+
+
+def judged(ledger: FakeLedger, log: list[UsageRecorded], since: datetime | None) -> Verdict:
+    """I1 of what a ledger made of a log."""
+    proof = LedgerProof(next_offsets={0: len(log)}, dead=ledger.dead.keys(), since=since)
+    for offset, record in enumerate(log):
+        proof.add(0, offset, record)
+    first_hour = NOON - timedelta(days=1) if since is None else since
+    rows = {k: q for k, q in ledger.sums.items() if k[1] >= first_hour}  # type: ignore[operator]
+    occurred = {content_digest(r): r.occurred_at for r in log}
+    processed = [i for i, digest in ledger.processed.items() if digest and occurred[digest] >= first_hour]
+    return proof.finish(rows=rows, processed=processed, aside_billed=proof.aside & ledger.processed.keys())  # type: ignore[arg-type]
+
+
+@given(contradicting, st.lists(st.integers(1, 12), min_size=12, max_size=12), st.sampled_from([None, NOON + HOUR]))
+@settings(deadline=None)
+def test_contradictions_end_the_same_wherever_batches_end(
+    log: list[UsageRecorded], sizes: list[int], since: datetime | None
+) -> None:
+    places = [raw(r, offset) for offset, r in enumerate(log)]
+    one_by_one = deliver([[place] for place in places])
+    cut = deliver([places[sum(sizes[:n]) : sum(sizes[: n + 1])] for n in range(len(sizes))])
+    whole = deliver([places, places])  # and read again
+    for ledger in (cut, whole):
+        assert ledger.sums == one_by_one.sums
+        assert ledger.processed == one_by_one.processed
+        assert ledger.dead.keys() == one_by_one.dead.keys()
+        assert judged(ledger, log, since) == judged(one_by_one, log, since)
+    # What was set aside is no violation by itself; a request that nobody was billed for is.
+    looked_at = [r for r in log if since is None or r.occurred_at >= since]
+    unbilled = {r.request_id for r in looked_at} - one_by_one.processed.keys()
+    verdict = judged(one_by_one, log, since)
+    assert [f.what for f in verdict.findings] == (["set aside and never billed"] if unbilled else [])
+    assert sum(f.count for f in verdict.findings) == len(unbilled)
 
 
 @given(unique)
@@ -77,7 +127,7 @@ def test_rows_come_sorted_by_their_keys_and_keep_the_sum(once: list[UsageRecorde
     assert keys == sorted(set(keys))
     assert sum(row.quantity for row in rows) == sum(sum(r.quantities.values()) for r in once)
     assert hourly_rows(list(reversed(usages))) == rows
-    ids = [request_id for request_id, _ in processed_rows(usages)]
+    ids = [request_id for request_id, _, _ in processed_rows(usages)]
     assert ids == sorted(ids)
 
 

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from schemas.records import UsageRecorded
-from streams.replay.proofs import LedgerKey, LedgerProof, hour_start, worst_slack
+from streams.replay.proofs import LedgerKey, LedgerProof, hour_start, least_spare
 from tests.unit.streams.usage_samples import usage
 
 admissions = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 4)), min_size=1, max_size=25).map(sorted)
@@ -25,12 +25,12 @@ def brute_force(log: list[tuple[int, int]], interval_us: int, burst: int) -> int
 
 @given(admissions, st.integers(1, 40), st.integers(1, 6))
 def test_one_pass_finds_the_worst_of_all_pairs(log: list[tuple[int, int]], interval_us: int, burst: int) -> None:
-    found = worst_slack(log, interval_us=interval_us, burst=burst)
+    found = least_spare(log, interval_us=interval_us, burst=burst)
     assert found is not None
-    assert found.slack_us == brute_force(log, interval_us, burst)
+    assert found.spare_us == brute_force(log, interval_us, burst)
     run = log[found.first : found.last + 1]
     pair = (run[-1][0] - run[0][0]) - (sum(cost for _, cost in run) - burst) * interval_us
-    assert pair == found.slack_us
+    assert pair == found.spare_us
 
 
 def gcra(arrivals: list[tuple[int, int]], interval_us: int, burst: int) -> list[tuple[int, int]]:
@@ -47,8 +47,8 @@ def gcra(arrivals: list[tuple[int, int]], interval_us: int, burst: int) -> list[
 
 @given(admissions, st.integers(1, 40), st.integers(1, 6))
 def test_an_honest_limiter_always_passes(arrivals: list[tuple[int, int]], interval_us: int, burst: int) -> None:
-    found = worst_slack(gcra(arrivals, interval_us, burst), interval_us=interval_us, burst=burst)
-    assert found is None or found.slack_us >= 0
+    found = least_spare(gcra(arrivals, interval_us, burst), interval_us=interval_us, burst=burst)
+    assert found is None or found.spare_us >= 0
 
 
 @given(admissions, st.integers(2, 40), st.integers(1, 6))
@@ -56,9 +56,9 @@ def test_a_limiter_that_admits_what_gcra_refuses_is_caught(
     arrivals: list[tuple[int, int]], interval_us: int, burst: int
 ) -> None:
     assume(gcra(arrivals, interval_us, burst) != arrivals)
-    found = worst_slack(arrivals, interval_us=interval_us, burst=burst)
+    found = least_spare(arrivals, interval_us=interval_us, burst=burst)
     assert found is not None
-    assert found.slack_us < 0
+    assert found.spare_us < 0
 
 
 records = st.lists(
@@ -93,7 +93,9 @@ def proof_of(log: list[UsageRecorded]) -> LedgerProof:
 @given(records, st.data())
 def test_i1_accepts_any_repetition(once: list[UsageRecorded], data: st.DataObject) -> None:
     log = once + data.draw(st.lists(st.sampled_from(once), max_size=20))
-    verdict = proof_of(log).finish(rows=ledger_of(once), processed=[r.request_id for r in once])
+    verdict = proof_of(log).finish(
+        rows=ledger_of(once), processed=[r.request_id for r in once], aside_billed=frozenset()
+    )
     assert verdict.holds is True
     assert verdict.figures["duplicates"] == len(log) - len(once)
 
@@ -107,14 +109,17 @@ def test_i1_catches_any_tampered_row(once: list[UsageRecorded], data: st.DataObj
     tampered = data.draw(
         st.sampled_from([{**rows, key: rows[key] + by}, {**{k: q for k, q in rows.items() if k != key}, moved: by}])
     )
-    assert proof_of(once).finish(rows=tampered, processed=[r.request_id for r in once]).holds is False
+    assert (
+        proof_of(once).finish(rows=tampered, processed=[r.request_id for r in once], aside_billed=frozenset()).holds
+        is False
+    )
 
 
 @given(records, st.data())
 def test_i1_catches_a_request_billed_never_or_from_nowhere(once: list[UsageRecorded], data: st.DataObject) -> None:
     left_out = data.draw(st.sampled_from(once)).request_id
     others = [r.request_id for r in once if r.request_id != left_out]
-    assert proof_of(once).finish(rows=ledger_of(once), processed=others).holds is False
+    assert proof_of(once).finish(rows=ledger_of(once), processed=others, aside_billed=frozenset()).holds is False
     foreign = usage(1000).request_id
     ids = [*others, left_out, foreign]
-    assert proof_of(once).finish(rows=ledger_of(once), processed=ids).holds is False
+    assert proof_of(once).finish(rows=ledger_of(once), processed=ids, aside_billed=frozenset()).holds is False

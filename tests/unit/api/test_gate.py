@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -9,9 +10,10 @@ from api.admission.gate import Gate, Inputs
 from api.admission.keys import Keys, mint
 from api.admission.limits import Limiter
 from api.admission.versions import Deployment, Versions
-from api.errors import ApiError, BadInput
+from api.errors import ApiError, BadInput, Unavailable
 from infra.lag import Queue
 from schemas.keys import RedisKeys
+from tests.conditions import eventually
 from tests.factories import floats
 from tests.fakes import FakeKeys, FakeRegistry, FakeScript, manifest, registered, routed
 
@@ -28,10 +30,11 @@ class World:
         self.registry.all_versions = [registered("digits", manifest())]
         self.registry.all_routes = [routed("digits", manifest())]
         self.queues = Queues(namespace="", max_queued=10)
-        self.waiting = 0
+        self.max_in_flight = 100
         self.authorization: str | None = f"Bearer {self.key.secret}"
         self.model = "digits"
         self.bad_input: BadInput | None = None
+        self.timeout_s: float | None = None
 
     async def target(self) -> tuple[str, str | None]:
         self.asked.append("target")
@@ -41,7 +44,7 @@ class World:
         self.asked.append("inputs")
         if self.bad_input:
             raise self.bad_input
-        return Inputs(tensors=(floats("pixels", *[0.0] * 64),), item_count=1)
+        return Inputs(tensors=(floats("pixels", *[0.0] * 64),), item_count=1, timeout_s=self.timeout_s)
 
     async def queue(self, waiting: int) -> None:
         class Reader:
@@ -58,24 +61,24 @@ class World:
             versions=versions,
             queues=self.queues,
             limiter=Limiter(self.script, RedisKeys()),
-            waiting=lambda: self.waiting,
-            max_in_flight=100,
+            max_in_flight=self.max_in_flight,
         )
 
 
 async def refusal(world: World) -> ApiError:
     with pytest.raises(ApiError) as refused:
-        await (await world.gate()).admit(world)
+        async with (await world.gate()).admitted(world):
+            pass
     return refused.value
 
 
 async def test_a_call_that_passes_carries_every_decision() -> None:
     world = World()
-    admission = await (await world.gate()).admit(world)
-    assert admission.caller.key_id == world.key.key_id
-    assert admission.deployment.model == "digits"
-    assert admission.inputs.item_count == 1
-    assert [b.bucket for b in admission.charge.buckets] == [f"key:{world.key.key_id}", "customer:cust_a"]
+    async with (await world.gate()).admitted(world) as admission:
+        assert admission.caller.key_id == world.key.key_id
+        assert admission.deployment.model == "digits"
+        assert admission.inputs.item_count == 1
+        assert [b.bucket for b in admission.charge.buckets] == [f"key:{world.key.key_id}", "customer:cust_a"]
 
 
 def stranger(world: World) -> None:
@@ -91,7 +94,7 @@ def wrong_input(world: World) -> None:
 
 
 def full_gateway(world: World) -> None:
-    world.waiting = 100
+    world.max_in_flight = 0
 
 
 def over_the_rate(world: World) -> None:
@@ -136,3 +139,59 @@ async def test_a_stranger_cannot_make_the_gateway_read_a_body() -> None:
     stranger(world)
     await refusal(world)
     assert world.asked == []
+
+
+async def test_calls_that_arrive_at_once_cannot_pass_the_bound_together() -> None:
+    world = World()
+    world.max_in_flight = 10
+    world.script.hold.clear()  # all of them are between the check and their answer
+    gate, inside, most, leave = await world.gate(), 0, 0, asyncio.Event()
+
+    async def one() -> int:
+        nonlocal inside, most
+        try:
+            async with gate.admitted(world):
+                inside += 1
+                most = max(most, inside)
+                await leave.wait()
+                inside -= 1
+            return 200
+        except ApiError as error:
+            return error.status
+
+    calls = [asyncio.ensure_future(one()) for _ in range(500)]
+    await eventually(lambda: sum(c.done() for c in calls) == 490)
+    world.script.hold.set()
+    await eventually(lambda: inside == 10)
+    leave.set()
+    answers = await asyncio.gather(*calls)
+    assert (answers.count(200), answers.count(503), most) == (10, 490, 10)
+    assert gate.in_flight == 0
+
+
+@pytest.mark.parametrize("end", ["refused", "unforeseen", "gone while charged", "gone inside", "failed inside"])
+async def test_every_way_out_gives_the_place_back(end: str) -> None:
+    world = World()
+    gate, reached = await world.gate(), asyncio.Event()
+    if end == "refused":
+        over_the_rate(world)
+    if end == "unforeseen":
+        world.script.answer = [7]
+    if end == "gone while charged":
+        world.script.hold.clear()
+
+    async def one() -> None:
+        async with gate.admitted(world):
+            reached.set()
+            if end == "failed inside":
+                raise Unavailable("the log is away")
+            await asyncio.Event().wait()
+
+    call = asyncio.ensure_future(one())
+    if end.startswith("gone"):
+        await eventually(lambda: gate.in_flight == 1 and (reached.is_set() or end == "gone while charged"))
+        call.cancel()
+    await asyncio.wait([call])
+    assert call.cancelled() or call.exception() is not None
+    assert gate.in_flight == 0
+    world.script.hold.set()

@@ -1,11 +1,28 @@
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any, cast
+
 import pytest
 
-from api.errors import ApiError, BadInput, DeadlinePassed, ModelFailed, Unavailable
-from api.inference import failure
-from schemas.records import Outcome
+from api import inference as module
+from api.admission.gate import Gate
+from api.errors import AcceptanceUnknown, ApiError, BadInput, DeadlinePassed, ModelFailed, Unavailable
+from api.inference import Inference, failure
+from api.request_log import RequestLog
+from api.results import Results
+from schemas.codec import encode
+from schemas.ids import new_request_id
+from schemas.keys import RedisKeys
+from schemas.records import InferenceFinished, InferenceRequested, Outcome
+from tests.conditions import eventually
 from tests.factories import finished
+from tests.fakes import FakeCache
+from tests.unit.api.test_gate import World
+
+KEYS = RedisKeys(namespace="n")
 
 
 @pytest.mark.parametrize(
@@ -35,3 +52,110 @@ def test_the_workers_words_reach_the_caller() -> None:
     error = failure(finished(outcome=Outcome.FAILED, error_code="invalid_input", error_message="text 3 is too long"))
     assert "text 3 is too long" in error.message
     assert error.code == "invalid_input"
+
+
+class Desk:
+    """The use case over stand-ins: `ends` is how the worker ends each request, `published` what reached the log."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.cache = FakeCache()
+        self.results = Results(self.cache, KEYS, instance="api-1")
+        self.published: list[InferenceRequested] = []
+        self.ends: Callable[[InferenceRequested], InferenceFinished | None] = lambda _: None
+        self.fails: ApiError | None = None
+
+    async def publish(self, record: InferenceRequested, *, pool: str, spread: int) -> None:
+        if self.fails is not None:
+            raise self.fails
+        self.published.append(record)
+        result = self.ends(record)
+        if result is not None:
+            self.cache.values[KEYS.result(record.request_id)] = encode(result)
+            self.cache.hints.put_nowait(record.request_id.bytes)
+
+
+@asynccontextmanager
+async def running(desk: Desk, *, deadline_s: float = 20.0) -> AsyncIterator[tuple[Inference, Gate]]:
+    gate = await desk.world.gate()
+    log = cast(RequestLog, desk)
+    inference = Inference(gate=gate, request_log=log, results=desk.results, instance="api-1", deadline_s=deadline_s)
+    listening = asyncio.ensure_future(desk.results.listen())
+    await eventually(lambda: desk.cache.subscriptions)
+    yield inference, gate
+    listening.cancel()
+    with suppress(asyncio.CancelledError):
+        await listening
+
+
+def ended(**changes: Any) -> Callable[[InferenceRequested], InferenceFinished]:
+    return lambda record: finished(record, **changes)
+
+
+def unaccepted(desk: Desk) -> None:
+    desk.fails = Unavailable("the log is away", code="log_away")
+
+
+def unknown(desk: Desk) -> None:
+    desk.fails = AcceptanceUnknown("not confirmed")
+
+
+def failed(desk: Desk) -> None:
+    desk.ends = ended(outcome=Outcome.FAILED, outputs=(), quantities={}, error_code="x", error_message="y")
+
+
+def at_fault(desk: Desk) -> None:
+    desk.ends = ended(outcome=Outcome.FAILED, outputs=(), quantities={}, error_code="invalid_input", error_message="y")
+
+
+def expired(desk: Desk) -> None:
+    desk.ends = ended(outcome=Outcome.EXPIRED, outputs=(), quantities={})
+
+
+def never(desk: Desk) -> None:
+    desk.world.timeout_s = 0.01
+
+
+RATE_HEADERS = {
+    "RateLimit-Policy",
+    "RateLimit",
+    "x-ratelimit-limit-requests",
+    "x-ratelimit-remaining-requests",
+    "x-ratelimit-reset-requests",
+}
+
+
+@pytest.mark.parametrize("end", [unaccepted, unknown, failed, at_fault, expired, never])
+async def test_whatever_the_end_once_tokens_were_taken_the_caller_hears_what_is_left(
+    end: Callable[[Desk], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "GRACE_S", 0.01)
+    desk = Desk()
+    end(desk)
+    async with running(desk) as (inference, gate):
+        with pytest.raises(ApiError) as refused:
+            await inference.run(desk.world, new_request_id(), None)
+        assert set(refused.value.headers) >= RATE_HEADERS
+        assert (desk.results.waiting, gate.in_flight) == (0, 0)
+
+
+async def test_callers_that_hang_up_leave_nothing_behind() -> None:
+    """At any point: while tokens are taken, before the log has it, while waiting."""
+    desk = Desk()
+    async with running(desk) as (inference, gate):
+        desk.world.script.hold.clear()
+        charged = [asyncio.ensure_future(inference.run(desk.world, new_request_id(), None)) for _ in range(30)]
+        await eventually(lambda: gate.in_flight == 30)
+        for call in charged:
+            call.cancel()
+        await asyncio.wait(charged)
+        desk.world.script.hold.set()
+        waiting = [asyncio.ensure_future(inference.run(desk.world, new_request_id(), None)) for _ in range(100)]
+        await eventually(lambda: desk.results.waiting == 100)
+        for call in waiting:
+            call.cancel()
+        await asyncio.wait(waiting)
+        assert all(call.cancelled() for call in (*charged, *waiting))
+        assert (desk.results.waiting, gate.in_flight) == (0, 0)
+        desk.ends = ended()
+        assert (await inference.run(desk.world, new_request_id(), None)).finished.outcome is Outcome.SUCCEEDED

@@ -6,8 +6,9 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from api.admission import keys as module
-from api.admission.keys import Keys, bearer, digest, key_id_of, mint
+from api.admission.keys import KeyRecord, Keys, KeySourceAway, bearer, digest, key_id_of, mint
 from api.errors import Unauthorized, Unavailable
+from tests.conditions import eventually
 from tests.fakes import Clock, FakeKeys
 
 NOW = datetime(2026, 3, 1, tzinfo=timezone.utc)
@@ -84,14 +85,14 @@ async def test_a_wrong_secret_with_a_right_checksum_is_unknown(source: FakeKeys,
 
 
 async def test_unknown_keys_are_remembered_for_a_second(source: FakeKeys, known: Keys, clock: Clock) -> None:
-    stranger = f"Bearer {mint('test').secret}"
+    key = stranger()
     for _ in range(3):
         with pytest.raises(Unauthorized, match="unknown key"):
-            await known.identify(stranger)
+            await known.identify(key)
     assert source.lookups == 1
     clock.now_s += 1.1
     with pytest.raises(Unauthorized):
-        await known.identify(stranger)
+        await known.identify(key)
     assert source.lookups == 2
 
 
@@ -144,9 +145,123 @@ async def test_many_calls_at_once_share_one_lookup(source: FakeKeys, known: Keys
     assert source.lookups == 1
 
 
-async def test_memory_is_bounded(source: FakeKeys, known: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_ENTRIES", 3)
+async def test_memory_is_bounded_and_made_up_keys_push_out_no_real_one(
+    source: FakeKeys, known: Keys, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MAX_KNOWN", 3)
+    monkeypatch.setattr(module, "_MAX_UNKNOWN", 2)
+    real = [f"Bearer {source.add().secret}" for _ in range(3)]
+    for key in real:
+        await known.identify(key)
     for _ in range(10):
         with pytest.raises(Unauthorized):
-            await known.identify(f"Bearer {mint('test').secret}")
-    assert len(known._entries) == 3
+            await known.identify(stranger())
+    assert len(known._unknown) == 2
+    source.away = True  # and so the grace in an outage is still theirs
+    clock.now_s += 29
+    for key in real:
+        await known.identify(key)
+    source.away = False
+    clock.now_s += 1
+    await known.identify(f"Bearer {source.add().secret}")
+    assert len(known._known) == 3
+
+
+class SlowKeys(FakeKeys):
+    """A source with four connections, each busy for as long as `hold` is clear when the id is not known; it gives up
+    on a connection that does not come free, as the real one does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = asyncio.Semaphore(4)
+        self.hold = asyncio.Event()
+        self.busy = self.most_busy = 0
+
+    async def find(self, key_id: str) -> KeyRecord | None:
+        try:
+            await asyncio.wait_for(self.pool.acquire(), 0.2)
+        except asyncio.TimeoutError:
+            raise KeySourceAway("no free connection") from None
+        try:
+            if key_id not in self.records:
+                self.busy += 1
+                self.most_busy = max(self.busy, self.most_busy)
+                await self.hold.wait()
+                self.busy -= 1
+            return await super().find(key_id)
+        finally:
+            self.pool.release()
+
+
+async def test_five_thousand_made_up_keys_do_not_hold_up_a_known_caller(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = SlowKeys()
+    known = Keys(source, environment="test", clock=clock, now=lambda: NOW)
+    key = f"Bearer {source.add().secret}"
+    await known.identify(key)
+    strangers = [asyncio.ensure_future(known.identify(stranger())) for _ in range(5000)]
+    refusals: set[str] = set()
+    await asyncio.sleep(0)  # each has asked now
+    assert len(known._lookups) == module._STRANGERS_AT_ONCE + module._STRANGERS_WAITING
+    await eventually(lambda: sum(s.done() for s in strangers) >= 4900, what="most strangers refused at once")
+    for s in strangers:
+        if s.done():
+            error = s.exception()
+            assert isinstance(error, Unavailable)
+            assert error.headers["Retry-After"] == "1"
+            refusals.add(error.code)
+    assert refusals == {"keys_busy"}
+    lookups = source.lookups
+    for _ in range(5):  # all the while a known key is even looked up again
+        clock.now_s += module.FRESH_S + 0.1
+        await known.identify(key)
+    assert source.lookups == lookups + 5
+    source.hold.set()
+    await asyncio.wait(strangers)
+    assert source.most_busy <= module._STRANGERS_AT_ONCE
+    assert all(isinstance(s.exception(), (Unauthorized, Unavailable)) for s in strangers)
+    assert not known._lookups
+    with pytest.raises(Unauthorized):  # and strangers are answered again
+        await known.identify(stranger())
+
+
+async def test_made_up_keys_that_find_no_answer_do_not_stop_the_look_up_of_known_ones(
+    source: FakeKeys, known: Keys, clock: Clock
+) -> None:
+    key = f"Bearer {source.add().secret}"
+    await known.identify(key)
+    source.away = True
+    with pytest.raises(Unavailable):
+        await known.identify(stranger())
+    source.away = False
+    lookups = source.lookups
+    await known.identify(key, fresh_s=-1)
+    assert source.lookups == lookups + 1
+
+
+async def test_a_burst_of_new_keys_after_a_start_is_served(known: Keys, source: FakeKeys) -> None:
+    keys = [f"Bearer {source.add().secret}" for _ in range(60)]
+    assert len({c.key_id for c in await asyncio.gather(*(known.identify(k) for k in keys))}) == 60
+
+
+async def test_a_caller_that_waits_too_long_for_its_first_look_up_is_told(
+    source: FakeKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_STRANGER_WAITS_S", 0.02)
+    slow = SlowKeys()
+    known = Keys(slow, environment="test")
+    first = [asyncio.ensure_future(known.identify(stranger())) for _ in range(module._STRANGERS_AT_ONCE)]
+    await eventually(lambda: slow.busy == len(first))
+    with pytest.raises(Unavailable) as refused:
+        await known.identify(stranger())
+    assert refused.value.code == "keys_busy"
+    slow.hold.set()
+    await asyncio.wait(first)
+    for call in first:
+        assert isinstance(call.exception(), Unauthorized)
+
+
+def stranger() -> str:
+    """A key that anyone could have made up: right shape, right checksum."""
+    return f"Bearer {mint('test').secret}"

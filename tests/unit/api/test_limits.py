@@ -7,6 +7,7 @@ import pytest
 from api.admission.limits import Limiter, judge, limit, script_call
 from api.errors import RateLimited, Unauthorized, Unavailable
 from schemas.keys import RedisKeys
+from tests.conditions import eventually
 from tests.fakes import FakeScript
 
 KEY = limit("key:k1", requests_per_s=7, burst=3)
@@ -114,3 +115,22 @@ async def test_a_caller_that_left_does_not_disturb_the_batch() -> None:
     assert (await stays).buckets
     with pytest.raises(asyncio.CancelledError):
         await gone
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("a bug"), KeyError("x"), "too few answers"])
+async def test_an_unforeseen_failure_leaves_nobody_waiting(fault: Exception | str) -> None:
+    """More calls than one round trip takes: also those that were never sent are answered, and the next is served."""
+    script = FakeScript()
+    limiter = Limiter(script, RedisKeys())
+    script.hold.clear()
+    script.breaks = fault if isinstance(fault, Exception) else None
+    script.loses = fault == "too few answers"
+    calls = [asyncio.ensure_future(limiter.take("c1", f"k{i}", LIMITS)) for i in range(600)]
+    await eventually(lambda: script.batches)
+    script.hold.set()
+    await asyncio.wait_for(asyncio.wait(calls), 10)
+    refused = [c.exception() for c in calls if c.exception() is not None]
+    assert len(refused) >= 599 - 256
+    assert all(isinstance(error, Unavailable) for error in refused)
+    script.breaks, script.loses = None, False
+    assert (await limiter.take("c1", "k1", LIMITS)).buckets

@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from api import request_log as module
-from api.errors import TooLarge, Unavailable
+from api.errors import AcceptanceUnknown, TooLarge, Unavailable
 from api.request_log import RequestLog
 from infra.kafka import BusUnavailable, RecordTooLarge
+from infra.kafka_sender import NotSent
 from schemas.codec import decode
 from schemas.records import InferenceRequested
 from schemas.topics import partition_for
@@ -73,12 +74,31 @@ async def test_an_overdue_acknowledgement_gives_the_sender_up(monkeypatch: pytes
     opening, record = Opening(), requested()
     async with running(opening, monkeypatch) as log:
         opening.senders[0].fails = BusUnavailable("not acknowledged")
-        with pytest.raises(Unavailable, match=str(record.request_id)):
+        with pytest.raises(AcceptanceUnknown, match=str(record.request_id)) as unknown:
             await log.publish(record, pool="default", spread=1)
+        assert "may have been accepted" in unknown.value.message
+        assert unknown.value.status == 503
+        assert unknown.value.code == "acceptance_unknown"
+        # The client must not pay twice without having been asked.
+        assert unknown.value.headers == {"x-should-retry": "false"}
         await eventually(lambda: len(opening.senders) == 2 and log.trouble() is None)
         assert opening.senders[0].abandoned
         await log.publish(record, pool="default", spread=1)
         assert len(opening.senders[1].sent) == 1
+
+
+async def test_a_record_that_was_never_sent_was_not_accepted_and_may_be_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opening, record = Opening(), requested()
+    async with running(opening, monkeypatch) as log:
+        opening.senders[0].fails = NotSent("another record's acknowledgement was overdue")
+        with pytest.raises(Unavailable, match="was not accepted") as refused:
+            await log.publish(record, pool="default", spread=1)
+        assert refused.value.code == "log_away"
+        assert "Retry-After" in refused.value.headers
+        await eventually(lambda: len(opening.senders) == 2 and log.trouble() is None)
+        assert opening.senders[0].abandoned
 
 
 async def test_a_record_too_large_is_the_callers_matter(monkeypatch: pytest.MonkeyPatch) -> None:

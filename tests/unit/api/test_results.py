@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from api import results as module
-from api.errors import ApiError, DeadlinePassed, Unavailable
+from api.errors import AnswerLost, ApiError, DeadlinePassed
 from api.results import CacheAway, Results, Waiter
 from schemas.codec import encode
 from schemas.ids import new_request_id
@@ -109,13 +109,15 @@ async def test_an_unreadable_result_is_an_error_not_a_hang() -> None:
         with pytest.raises(ApiError, match=str(result.request_id)) as refused:
             await answer(results, waiter)
         assert refused.value.code == "result_unreadable"
+        assert refused.value.headers == {"x-should-retry": "false"}
 
 
 async def test_the_deadline_names_the_request() -> None:
     async with running(FakeCache()) as results:
         waiter = results.expect(new_request_id(), "c")
-        with pytest.raises(DeadlinePassed, match=str(waiter.request_id)):
+        with pytest.raises(DeadlinePassed, match=str(waiter.request_id)) as passed:
             await answer(results, waiter, within_s=0.01)
+        assert passed.value.headers == {"x-should-retry": "false"}
         assert results.waiting == 0
 
 
@@ -128,8 +130,9 @@ async def test_redis_away_fails_every_waiter_by_name_and_is_survived(monkeypatch
         waiters = [results.expect(new_request_id(), "c") for _ in range(3)]
         cache.away = True
         for w in waiters:
-            with pytest.raises(Unavailable, match=str(w.request_id)):
+            with pytest.raises(AnswerLost, match=str(w.request_id)) as lost:
                 await answer(results, w)
+            assert lost.value.headers == {"x-should-retry": "false"}  # it was accepted: another call is another bill
         assert results.trouble() is not None
         cache.away = False
         cache.hints.put_nowait(CacheAway("the old connection"))
@@ -158,5 +161,6 @@ async def test_draining_answers_the_rest_with_their_ids() -> None:
         waiter = results.expect(new_request_id(), "c")
         waiting = asyncio.ensure_future(answer(results, waiter))
         await results.drain(within_s=0.01)
-        with pytest.raises(Unavailable, match=str(waiter.request_id)):
+        with pytest.raises(AnswerLost, match=str(waiter.request_id)) as lost:
             await waiting
+        assert lost.value.headers == {"x-should-retry": "false"}

@@ -71,3 +71,38 @@ def test_a_folder_without_a_description_says_what_was_expected(tmp_path: Path) -
     (tmp_path / "model.json").write_text("{")
     with pytest.raises(BundleError, match="not JSON"):
         read_bundle(tmp_path)
+
+
+TEXT = {"name": "text", "datatype": "BYTES", "shape": [-1]}
+EMBEDDING = {"name": "embedding", "datatype": "FP32", "shape": [-1, 3]}
+
+
+def embeddings_bundle(folder: Path, **changes: Any) -> Path:
+    fields = {"task": "EMBEDDINGS", "inputs": [TEXT], "outputs": [EMBEDDING], "max_length": 16}
+    return bundle(folder, **{**fields, **changes})
+
+
+def test_an_embeddings_bundle_may_have_further_outputs(tmp_path: Path) -> None:
+    further = {"name": "score", "datatype": "INT64", "shape": [-1]}
+    assert len(read_bundle(embeddings_bundle(tmp_path, outputs=[EMBEDDING, further])).outputs) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"inputs": [{**TEXT, "datatype": "FP32"}]}, "inputs: task EMBEDDINGS takes one input of BYTES"),
+        ({"inputs": [{**TEXT, "shape": [-1, 2]}]}, "inputs: task EMBEDDINGS takes one input of BYTES"),
+        ({"inputs": [TEXT, {**TEXT, "name": "more"}]}, "inputs: task EMBEDDINGS takes one input of BYTES"),
+        ({"outputs": [{**EMBEDDING, "datatype": "FP64"}]}, r"outputs: .*FP32 .* found FP64 with shape \[-1, 3\]"),
+        ({"outputs": [{**EMBEDDING, "shape": [-1]}]}, r"outputs: .* found FP32 with shape \[-1\]"),
+        ({"outputs": [{**EMBEDDING, "shape": [-1, -1]}]}, r"outputs: .* found FP32 with shape \[-1, -1\]"),
+        ({"outputs": [{**EMBEDDING, "shape": [-1, 2, 3]}]}, r"outputs: .* found FP32 with shape \[-1, 2, 3\]"),
+        ({"outputs": [TEXT, EMBEDDING]}, r"outputs: .* found BYTES with shape \[-1\]"),
+        ({"max_length": 0}, "max_length: task EMBEDDINGS needs"),
+    ],
+)
+def test_what_an_embeddings_call_could_not_answer_with_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BundleError, match=message):
+        read_bundle(embeddings_bundle(tmp_path, **changes))

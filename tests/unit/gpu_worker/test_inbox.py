@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from gpu_worker.dead_letters import DeadLetters
-from gpu_worker.inbox import Bounds, Inbox
+from gpu_worker.held import Bounds, Held
+from gpu_worker.inbox import Inbox
+from gpu_worker.recovery import Recorded
 from infra.kafka import BusUnavailable, KafkaError, RecordTooLarge, TopicPartition
 from schemas.codec import decode, encode
 from schemas.records import DeadLetter
 from tests.conditions import eventually
-from tests.factories import requested
+from tests.factories import finished, requested
 
 TOPIC = "ns.inference.requests.default.v1"
 
@@ -64,16 +66,47 @@ class ScriptedProducer:
         self.letters.append(decode(value, DeadLetter))
 
 
+class ScriptedPredecessors:
+    """Settle at once, finding nothing, unless `known` is cleared."""
+
+    def __init__(self) -> None:
+        self.known = asyncio.Event()
+        self.known.set()
+        self.inherited: dict[int, range] = {}
+        self.found: dict[bytes, Recorded] = {}
+        self.error: Exception | None = None
+        self.asked = 0
+
+    async def settle(self, parts: Mapping[int, Held]) -> None:
+        self.asked += 1
+        for partition in parts.keys() - self.inherited.keys():
+            parts[partition].settle(range(0), {})
+        await self.known.wait()
+        if self.error:
+            raise self.error
+        for partition in parts.keys() & self.inherited.keys():
+            parts[partition].settle(self.inherited[partition], self.found)
+
+
 class Station:
     def __init__(self, **bounds: Any) -> None:
         self.consumer = ScriptedConsumer()
         self.producer = ScriptedProducer()
         producer: Any = self.producer
         bounds = {"revoke_wait_s": 0.2, **bounds}
-        self.inbox = Inbox(self.consumer, DeadLetters(producer, topic="ns.dead"), topic=TOPIC, bounds=Bounds(**bounds))
+        self.predecessors = ScriptedPredecessors()
+        self.inbox = Inbox(
+            self.consumer,
+            DeadLetters(producer, topic="ns.dead"),
+            self.predecessors,
+            topic=TOPIC,
+            bounds=Bounds(**bounds),
+        )
 
     async def assigned(self, *partitions: int) -> Station:
+        before = self.predecessors.asked
         await self.inbox.on_partitions_assigned([TopicPartition(TOPIC, p) for p in partitions])
+        await eventually(lambda: self.predecessors.asked == before + 1)
         return self
 
     def arrive(self, *records: Record) -> None:
@@ -117,6 +150,118 @@ async def test_a_crowded_partition_is_paused_alone_and_polling_goes_on() -> None
     station.inbox.done(taken)
     await station.inbox.take()
     assert station.consumer.paused == set()
+
+
+async def test_one_request_that_waits_long_holds_up_nothing_behind_it() -> None:
+    station = await Station(records_per_partition=10).assigned(0)
+    station.arrive(*(record(n) for n in range(9)))
+    stuck, *others = station.inbox.claim(await station.inbox.take())
+    for n in range(9, 100):
+        station.inbox.done(others)
+        station.arrive(record(n))
+        others = station.inbox.claim(await station.inbox.take())
+        assert len(others) == 1, "the partition goes on"
+    assert stuck.offset == 0
+
+
+async def test_what_ended_behind_one_that_has_not_is_bounded_too() -> None:
+    station = await Station(records_ahead=4).assigned(0)
+    station.arrive(*(record(n) for n in range(4)))
+    stuck, *others = station.inbox.claim(await station.inbox.take())
+    station.inbox.done(others)
+    await station.inbox.take()
+    assert station.consumer.paused == {0}
+    station.inbox.done([stuck])
+    await station.inbox.take()
+    assert station.consumer.paused == set()
+
+
+async def test_inherited_requests_wait_until_it_is_known_who_ended_them_and_others_do_not() -> None:
+    station = Station()
+    station.predecessors.known.clear()
+    station.predecessors.inherited = {0: range(5, 8)}
+    await station.assigned(0, 1)
+    ended, open_, new, other = (requested() for _ in range(4))
+    station.arrive(*(Record(offset=5 + n, value=encode(r)) for n, r in enumerate((ended, open_, ended, new))))
+    station.arrive(Record(offset=0, partition=1, value=encode(other)))
+    assert [d.request for d in await station.inbox.take()] == [other]
+    assert await station.inbox.take() == []
+    first = finished(ended)
+    station.predecessors.found = {ended.request_id.bytes: Recorded(finished=first, framed=b"framed")}
+    station.predecessors.known.set()
+    await eventually(lambda: not station.inbox._held[0].recovering)
+    known, unknown, again, after = await station.inbox.take()
+    assert known.ended is not None
+    assert (known.ended.finished, known.ended.logged, known.ended.reply_to) == (first, b"framed", ended.reply_to)
+    assert again.ended == known.ended
+    assert (unknown.request, unknown.ended) == (open_, None)
+    assert (after.request, after.ended) == (new, None)
+    station.inbox.done(station.inbox.claim([known, unknown, again, after]))
+    await station.inbox.commit()
+    assert {0: 9}.items() <= station.consumer.commits[-1].items()
+
+
+async def test_a_rebalance_abandons_what_is_being_looked_up() -> None:
+    station = Station()
+    station.predecessors.known.clear()
+    station.predecessors.inherited = {0: range(9)}
+    await station.assigned(0)
+    station.arrive(record(0))
+    assert await station.inbox.take() == []
+    await station.inbox.on_partitions_revoked([])
+    station.predecessors.known.set()
+    station.predecessors.inherited = {}
+    await station.assigned(0)
+    assert await station.inbox.take() == [], "it comes again with the new assignment"
+    station.arrive(record(0))
+    assert len(await station.inbox.take()) == 1
+
+
+async def test_waiting_inherited_requests_count_as_in_flight() -> None:
+    station = Station(records_per_partition=2)
+    station.predecessors.known.clear()
+    station.predecessors.inherited = {0: range(9)}
+    await station.assigned(0)
+    station.arrive(record(0), record(1))
+    await station.inbox.take()
+    await station.inbox.take()
+    assert station.consumer.paused == {0}
+
+
+async def _commits_badly(station: Station) -> None:
+    async def broken(offsets: Mapping[TopicPartition, int]) -> None:
+        raise RuntimeError("unforeseen")
+
+    station.consumer.commit = broken  # type: ignore[method-assign]
+    await station.assigned(0)
+    station.arrive(record(0))
+    station.inbox.done(station.inbox.claim(await station.inbox.take()))
+    station.inbox.start()
+
+
+async def _sets_aside_badly(station: Station) -> None:
+    station.producer.errors = [RuntimeError("unforeseen")]
+    await station.assigned(0)
+    station.arrive(Record(offset=0, value=b"{}"))
+    await station.inbox.take()
+
+
+async def _recovers_badly(station: Station) -> None:
+    station.predecessors.error = RuntimeError("unforeseen")
+    await station.assigned(0)
+
+
+@pytest.mark.parametrize("breakage", [_commits_badly, _sets_aside_badly, _recovers_badly])
+async def test_what_nobody_expected_in_a_task_of_its_own_ends_the_worker(
+    breakage: Callable[[Station], Awaitable[None]],
+) -> None:
+    station = Station(commit_every_s=0.0)
+    await breakage(station)
+    await eventually(lambda: station.inbox._fault)
+    with pytest.raises(RuntimeError, match="unforeseen"):
+        await station.inbox.take()
+    for task in list(station.inbox._tasks):
+        task.cancel()
 
 
 async def test_too_many_bytes_pause_everything() -> None:

@@ -22,6 +22,17 @@ def test_the_position_is_the_lowest_open_offset() -> None:
     assert len(mark) == 0
 
 
+def test_what_ended_out_of_order_is_told_from_what_has_not_ended() -> None:
+    mark = Watermark()
+    for offset in range(5):
+        mark.read(offset)
+    for offset in (1, 2, 4):
+        mark.done(offset)
+    assert (len(mark), mark.undone) == (5, 2)
+    mark.done(0)
+    assert (len(mark), mark.undone) == (2, 1)
+
+
 def test_a_position_is_committed_once_and_only_forward() -> None:
     mark = Watermark()
     mark.read(0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from schemas.codec import decode
 from schemas.records import InferenceFinished, Outcome, UsageRecorded
 from schemas.tensors import Tensor
 from tests.conditions import eventually
-from tests.factories import finished, requested
+from tests.factories import NOON, finished, requested
 
 LogRecord = tuple[str, bytes, bytes]
 
@@ -31,21 +33,27 @@ class ScriptedProducer:
         self.sent: list[LogRecord] = []
         self.futures: list[asyncio.Future[Any]] = []
 
-    async def enqueue_all(self, records: Sequence[LogRecord], *, timeout_s: float) -> list[Any]:
+    async def enqueue_all(
+        self, records: Sequence[LogRecord], *, timeout_s: float, keys_repeat: bool = False
+    ) -> tuple[list[Any], list[LogRecord]]:
         answer = self.answers.pop(0) if self.answers else "ok"
+        if callable(answer):
+            answer = answer()
         if answer == "away":
             raise BusUnavailable("no broker")
+        unsent = list(records[1:]) if answer == "room for one" else []
+        records = records[:1] if unsent else records
         self.sent += records
         self.futures = [asyncio.get_running_loop().create_future() for _ in records]
-        if answer == "ok":
-            self.journal.append("acknowledged")
+        if answer in ("ok", "room for one"):
+            self.journal.append(f"{records[0][0].split('.')[2]} acknowledged")
             for future in self.futures:
                 future.set_result(None)
         elif answer == "first fails":
             self.futures[0].set_exception(KafkaError("not enough replicas"))
             for future in self.futures[1:]:
                 future.set_result(None)
-        return [(future, [record]) for future, record in zip(self.futures, records, strict=True)]
+        return [(future, [record]) for future, record in zip(self.futures, records, strict=True)], unsent
 
 
 class ScriptedRedis:
@@ -75,22 +83,39 @@ class ScriptedRedis:
         return Pipeline()
 
 
-def made(producer: Any, redis: Any) -> KafkaRedisOutcomes:
-    return KafkaRedisOutcomes(producer, redis, namespace="ns", result_ttl_s=60)
+class Clock:
+    """Noon plus some seconds."""
+
+    def __init__(self) -> None:
+        self.after_noon_s = 1.0
+
+    def __call__(self) -> float:
+        return NOON.timestamp() + self.after_noon_s
+
+
+def made(producer: Any, redis: Any, *, clock: Clock | None = None) -> KafkaRedisOutcomes:
+    return KafkaRedisOutcomes(producer, redis, namespace="ns", result_ttl_s=60, clock=clock or Clock())
+
+
+def end(record: InferenceFinished | None = None, *, reply_to: str = "api-1", within_s: float = 10.0) -> Ended:
+    record = record or finished()
+    return Ended(finished=record, reply_to=reply_to, deadline_at=record.admitted_at + timedelta(seconds=within_s))
 
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CACHE_RETRIES_S", (0.0, 0.0, 0.0))
     monkeypatch.setattr(module, "_ACK_LOOK_S", 0.01)
+    monkeypatch.setattr(module, "_USAGE_LINGER_S", 0.0)
 
 
-async def test_result_and_usage_are_on_the_log_before_the_cache_is_touched() -> None:
+async def test_results_are_on_the_log_before_usage_and_before_the_cache_is_touched() -> None:
     journal: list[str] = []
     producer, redis = ScriptedProducer(journal), ScriptedRedis(journal)
     request = requested()
-    await made(producer, redis).record([Ended(finished=finished(request), reply_to="api-1")])
-    assert journal == ["acknowledged", "cached"]
+    await made(producer, redis).record([end(finished(request))])
+    assert journal[0] == "results acknowledged"
+    assert sorted(journal[1:]) == ["cached", "usage acknowledged"]
     (results, key, value), (usage_topic, customer, billed) = producer.sent
     assert (results, key) == ("ns.inference.results.v1", request.request_id.bytes)
     assert decode(value, InferenceFinished) == finished(request, batch_id=decode(value, InferenceFinished).batch_id)
@@ -102,7 +127,7 @@ async def test_result_and_usage_are_on_the_log_before_the_cache_is_touched() -> 
 async def test_one_hint_per_api_instance_names_all_its_requests() -> None:
     journal: list[str] = []
     redis = ScriptedRedis(journal)
-    ended = [Ended(finished=finished(requested()), reply_to=to) for to in ("api-1", "api-2", "api-1")]
+    ended = [end(finished(requested()), reply_to=to) for to in ("api-1", "api-2", "api-1")]
     await made(ScriptedProducer(journal), redis).record(ended)
     ids = [e.finished.request_id.bytes for e in ended]
     assert [c for c in redis.commands if c[0] == "PUBLISH"] == [
@@ -114,8 +139,8 @@ async def test_one_hint_per_api_instance_names_all_its_requests() -> None:
 @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.EXPIRED, Outcome.CANCELLED])
 async def test_only_success_is_billed(outcome: Outcome) -> None:
     producer = ScriptedProducer([])
-    end = finished(outcome=outcome, outputs=(), quantities={}, error_code="x", error_message="y")
-    await made(producer, ScriptedRedis([])).record([Ended(finished=end, reply_to="api-1")])
+    failed = finished(outcome=outcome, outputs=(), quantities={}, error_code="x", error_message="y")
+    await made(producer, ScriptedRedis([])).record([end(failed)])
     assert [topic for topic, _, _ in producer.sent] == ["ns.inference.results.v1"]
 
 
@@ -123,17 +148,16 @@ async def test_while_kafka_is_away_results_are_held_and_then_written() -> None:
     journal: list[str] = []
     producer = ScriptedProducer(journal, "away", "away")
     outcomes = made(producer, ScriptedRedis(journal))
-    await outcomes.record([Ended(finished=finished(), reply_to="api-1")])
-    assert journal == ["acknowledged", "cached"]
+    await outcomes.record([end(finished())])
+    assert journal[0] == "results acknowledged"
+    assert sorted(journal[1:]) == ["cached", "usage acknowledged"]
     assert outcomes.counts["log_retries"] == 2
 
 
 async def test_records_on_their_way_are_waited_for_and_not_sent_twice(caplog: pytest.LogCaptureFixture) -> None:
     journal: list[str] = []
     producer = ScriptedProducer(journal, "silent")
-    task = asyncio.create_task(
-        made(producer, ScriptedRedis(journal)).record([Ended(finished=finished(), reply_to="a")])
-    )
+    task = asyncio.create_task(made(producer, ScriptedRedis(journal)).record([end(finished())]))
     await eventually(lambda: producer.futures)
     await eventually(lambda: "no acknowledgement yet" in str([vars(r) for r in caplog.records]))
     assert not task.done()
@@ -145,16 +169,16 @@ async def test_records_on_their_way_are_waited_for_and_not_sent_twice(caplog: py
 
 async def test_only_the_record_that_failed_is_sent_again() -> None:
     producer = ScriptedProducer([], "first fails")
-    await made(producer, ScriptedRedis([])).record([Ended(finished=finished(), reply_to="api-1")])
+    await made(producer, ScriptedRedis([])).record([end(), end()])
     topics = [topic for topic, _, _ in producer.sent]
-    assert topics == ["ns.inference.results.v1", "ns.inference.usage.v1", "ns.inference.results.v1"]
+    assert topics == ["ns.inference.results.v1"] * 3 + ["ns.inference.usage.v1"] * 2
 
 
 async def test_without_redis_the_log_is_enough() -> None:
     journal: list[str] = []
     outcomes = made(ScriptedProducer(journal), ScriptedRedis(journal, failures=99))
-    await outcomes.record([Ended(finished=finished(), reply_to="api-1")])
-    assert journal == ["acknowledged"]
+    await outcomes.record([end(finished())])
+    assert journal == ["results acknowledged", "usage acknowledged"]
     assert outcomes.counts["results_not_cached"] == 1
     assert outcomes.counts["cache_failures"] == 4
 
@@ -162,11 +186,127 @@ async def test_without_redis_the_log_is_enough() -> None:
 async def test_a_result_that_no_topic_takes_becomes_a_failure_that_is_not_billed() -> None:
     producer, redis = ScriptedProducer([]), ScriptedRedis([])
     huge = Tensor(name="x", datatype="UINT8", shape=(1, 9 * 1024 * 1024), data=bytes(9 * 1024 * 1024))
-    await made(producer, redis).record([Ended(finished=finished(outputs=(huge,)), reply_to="api-1")])
+    await made(producer, redis).record([end(finished(outputs=(huge,)))])
     ((_, _, value),) = producer.sent
     found = decode(value, InferenceFinished)
     assert (found.outcome, found.error_code, found.quantities) == (Outcome.FAILED, "result_too_large", {})
     assert redis.commands[0][2] == value
+
+
+async def test_usage_on_its_way_does_not_hold_the_answer_up() -> None:
+    journal: list[str] = []
+    producer = ScriptedProducer(journal, "ok", "silent")
+    task = asyncio.create_task(made(producer, ScriptedRedis(journal)).record([end()]))
+    await eventually(lambda: "cached" in journal)
+    assert not task.done(), "offsets wait for the usage"
+    for future in producer.futures:
+        future.set_result(None)
+    await task
+
+
+async def test_usage_of_batches_recorded_together_goes_together_and_each_waits_for_it() -> None:
+    producer = ScriptedProducer([])
+    outcomes = made(producer, ScriptedRedis([]))
+    await asyncio.gather(*(outcomes.record([end(), end()]) for _ in range(3)))
+    await outcomes.record([end()])
+    assert producer.journal == ["results acknowledged"] * 3 + ["usage acknowledged"] + [
+        "results acknowledged",
+        "usage acknowledged",
+    ]
+    assert [topic for topic, _, _ in producer.sent].count("ns.inference.usage.v1") == 7
+
+
+async def test_a_batch_given_up_does_not_take_the_usage_of_others_with_it() -> None:
+    producer = ScriptedProducer([], "ok", "ok", "silent")
+    outcomes = made(producer, ScriptedRedis([]))
+    first, second = (asyncio.create_task(outcomes.record([end()])) for _ in range(2))
+    await eventually(lambda: len(producer.sent) == 4)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    for future in producer.futures:
+        future.set_result(None)
+    await asyncio.wait_for(second, 5)
+
+
+async def test_a_result_that_is_not_acknowledged_is_neither_billed_nor_answered() -> None:
+    journal: list[str] = []
+    producer = ScriptedProducer(journal, "silent")
+    task = asyncio.create_task(made(producer, ScriptedRedis(journal)).record([end()]))
+    await eventually(lambda: producer.futures)
+    assert [topic for topic, _, _ in producer.sent] == ["ns.inference.results.v1"]
+    assert journal == []
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.SUCCEEDED, Outcome.FAILED])
+async def test_a_run_recorded_past_its_deadline_is_expired_and_not_billed(outcome: Outcome) -> None:
+    producer, redis, clock = ScriptedProducer([]), ScriptedRedis([]), Clock()
+    outcomes = made(producer, redis, clock=clock)
+    late, in_time = end(finished(outcome=outcome), within_s=5), end(within_s=5.1)
+    clock.after_noon_s = 5
+    await outcomes.record([late, in_time])
+    (_, _, first), (_, _, second), (_, _, billed) = producer.sent
+    expired = decode(first, InferenceFinished)
+    assert (expired.outcome, expired.outputs, expired.quantities) == (Outcome.EXPIRED, (), {})
+    assert expired.error_code == "deadline_exceeded"
+    assert decode(second, InferenceFinished).outcome is Outcome.SUCCEEDED
+    assert decode(billed, UsageRecorded).request_id == in_time.finished.request_id
+    assert redis.commands[0][2] == first
+    assert outcomes.counts["expired_after_the_run"] == 1
+
+
+async def test_a_result_that_waited_for_kafka_past_its_deadline_is_expired() -> None:
+    clock = Clock()
+
+    def away() -> str:
+        clock.after_noon_s = 11
+        return "away"
+
+    producer = ScriptedProducer([], away)
+    await made(producer, ScriptedRedis([]), clock=clock).record([end()])
+    ((_, _, value),) = producer.sent
+    assert decode(value, InferenceFinished).outcome is Outcome.EXPIRED
+
+
+async def test_a_result_that_may_be_on_the_log_never_changes() -> None:
+    clock = Clock()
+
+    def fails() -> str:
+        clock.after_noon_s = 11
+        return "first fails"
+
+    producer = ScriptedProducer([], fails)
+    await made(producer, ScriptedRedis([]), clock=clock).record([end()])
+    (_, _, first), (_, _, again), (usage_topic, _, _) = producer.sent
+    assert first == again
+    assert usage_topic == "ns.inference.usage.v1"
+
+
+async def test_of_a_batch_that_was_handed_over_in_part_only_the_rest_can_still_expire() -> None:
+    clock = Clock()
+
+    def room_for_one() -> str:
+        clock.after_noon_s = 11
+        return "room for one"
+
+    producer = ScriptedProducer([], room_for_one)
+    await made(producer, ScriptedRedis([]), clock=clock).record([end(), end()])
+    results = [decode(v, InferenceFinished).outcome for t, _, v in producer.sent if t == "ns.inference.results.v1"]
+    assert results == [Outcome.SUCCEEDED, Outcome.EXPIRED]
+    assert [t for t, _, _ in producer.sent].count("ns.inference.usage.v1") == 1
+
+
+async def test_an_end_that_is_on_the_log_is_billed_and_answered_whenever_it_is_found() -> None:
+    producer, redis, clock = ScriptedProducer([]), ScriptedRedis([]), Clock()
+    found = replace(end(within_s=5), logged=b"the bytes on the log")
+    clock.after_noon_s = 3600
+    await made(producer, redis, clock=clock).record([found])
+    ((topic, _, billed),) = producer.sent
+    assert topic == "ns.inference.usage.v1"
+    assert decode(billed, UsageRecorded) == usage(found.finished)
+    assert redis.commands[0][:3] == ("SET", f"ns.result:{found.finished.request_id}", b"the bytes on the log")
+    assert redis.commands[1][0] == "PUBLISH"
 
 
 def test_usage_of_a_repeated_run_is_the_same_record() -> None:

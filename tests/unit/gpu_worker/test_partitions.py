@@ -8,10 +8,10 @@ from aiokafka.partitioner import DefaultPartitioner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.kafka import _partition_of
+from infra.kafka import partition_of_key
 
 
 @given(st.uuids(), st.integers(1, 64))
 def test_the_partition_is_the_one_of_the_default_partitioner(request_id: UUID, partitions: int) -> None:
     everything = list(range(partitions))
-    assert _partition_of(request_id.bytes, partitions) == DefaultPartitioner()(request_id.bytes, everything, everything)
+    assert partition_of_key(request_id.bytes, partitions) == DefaultPartitioner()(request_id.bytes, everything, everything)

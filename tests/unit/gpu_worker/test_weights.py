@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 
@@ -183,3 +188,101 @@ async def test_downloads_left_by_a_dead_process_are_removed_and_recent_ones_are_
     os.utime(old, (0, 0))
     Weights(store, root, max_bytes=1).close()
     assert versions_in(root) == {young.name}
+
+
+async def test_threads_and_processes_that_make_room_at_once_do_not_trip_over_each_other(
+    store: DictStore, root: Path
+) -> None:
+    versions = [add_version(store, bytes([i]) * 1500) for i in range(8)]
+    caches = [Weights(store, root, max_bytes=4000) for _ in range(2)]  # as two processes: they share only the root
+
+    async def use(cache: Weights, version: str) -> None:
+        async with cache.use(version) as (folder, manifest):
+            assert (folder / manifest.files[0].name).stat().st_size == 1500
+
+    uses = [use(cache, version) for _ in range(12) for version in versions for cache in caches]
+    failed = [e for e in await asyncio.gather(*uses, return_exceptions=True) if e is not None]
+    assert failed == []
+    assert len(versions_in(root)) <= 3
+    for cache in caches:
+        cache.close()
+
+
+@pytest.mark.parametrize("vanishes", ["iterdir", "stat"])
+async def test_a_folder_that_vanishes_while_it_is_measured_is_no_trouble(
+    store: DictStore, root: Path, monkeypatch: pytest.MonkeyPatch, vanishes: str
+) -> None:
+    first, second = add_version(store, b"1" * 1500), add_version(store, b"2" * 1500)
+    cache = Weights(store, root, max_bytes=2000)
+    async with cache.use(first):
+        pass
+    original: Any = getattr(Path, vanishes)
+
+    def vanished(self: Path, **options: Any) -> Any:
+        if self.name == first:
+            raise FileNotFoundError(str(self))
+        return original(self, **options)
+
+    monkeypatch.setattr(Path, vanishes, vanished)
+    async with cache.use(second) as (folder, _):
+        assert (folder / "weights.safetensors").read_bytes() == b"2" * 1500
+    cache.close()
+
+
+@pytest.mark.parametrize("trouble", [errno.ENOSPC, errno.EACCES, errno.EIO])
+@pytest.mark.parametrize("where", ["open", "mkdir", "write_bytes", "rename", "iterdir"])
+async def test_trouble_with_the_disk_is_the_machines_and_passes(
+    store: DictStore, weights: Weights, root: Path, monkeypatch: pytest.MonkeyPatch, where: str, trouble: int
+) -> None:
+    version = add_version(store)
+
+    def fails(self: Path, *rest: Any, **options: Any) -> Any:
+        raise OSError(trouble, os.strerror(trouble), str(self))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, where, fails)
+        with pytest.raises(MachineError):
+            async with weights.use(version):
+                pass
+    async with weights.use(version):
+        assert versions_in(root) == {version}
+
+
+@pytest.mark.parametrize("name", [".lock-removals", ".lock-{version}"])
+async def test_a_lock_that_another_process_holds_does_not_stop_the_loop(
+    store: DictStore, weights: Weights, root: Path, name: str
+) -> None:
+    version = add_version(store)
+    with (root / name.format(version=version)).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        using = asyncio.ensure_future(use_once(weights, version))
+        done, _ = await asyncio.wait({using}, timeout=0.1)  # returns only because the loop turns
+        assert not done
+        fcntl.flock(held, fcntl.LOCK_UN)
+    await using
+
+
+async def use_once(weights: Weights, version: str) -> None:
+    async with weights.use(version):
+        pass
+
+
+async def test_a_use_given_up_half_way_holds_nothing(store: DictStore, weights: Weights, root: Path) -> None:
+    version = add_version(store)
+    begun, go_on = Event(), Event()
+    get = store.get
+
+    def slow(key: str) -> bytes:
+        begun.set()
+        go_on.wait(10)
+        return get(key)
+
+    store.get = slow  # type: ignore[method-assign]
+    using = asyncio.ensure_future(use_once(weights, version))
+    assert await asyncio.to_thread(begun.wait, 10)
+    using.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await using
+    go_on.set()
+    with (root / f".lock-{version}").open("w") as lock:
+        await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)  # the test's time limit, were it never let go

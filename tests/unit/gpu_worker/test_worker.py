@@ -16,7 +16,7 @@ from gpu_worker.errors import MachineError, ModelError
 from gpu_worker.worker import Delivery, Worker
 from schemas.records import InferenceRequested, Outcome, Task
 from tests.conditions import eventually
-from tests.factories import floats, requested
+from tests.factories import finished, floats, requested
 
 GOOD = "a" * 64
 SLOW = "b" * 64
@@ -30,10 +30,11 @@ class RememberingInbox:
         self.lost: set[int] = set()
         self._offset = 0
 
-    def put(self, *requests: InferenceRequested) -> None:
+    def put(self, *requests: InferenceRequested, ended: Ended | None = None) -> None:
         arrived = []
         for request in requests:
-            arrived.append(Delivery(request=request, partition=0, offset=self._offset, generation=1, size_bytes=1))
+            place = {"partition": 0, "offset": self._offset, "generation": 1, "size_bytes": 1}
+            arrived.append(Delivery(request=request, ended=ended, **place))
             self._offset += 1
         self.arriving.put_nowait(arrived)
 
@@ -54,6 +55,7 @@ class ScriptedRunner:
         self.may_load = asyncio.Event()
         self.away = 0
         self.explode = False
+        self.runs_as: str | None = None
 
     def ready(self, version: str) -> bool:
         return version in self.loaded
@@ -77,7 +79,7 @@ class ScriptedRunner:
             bad = request.inputs[0].name == "bad"
             answer = Answer(outputs=(floats("logits", 1.0),), tokens=7)
             results.append(Failure(code="invalid_input", message="bad") if bad else answer)
-        return Ran(results=results, run_us=5)
+        return Ran(version=self.runs_as or version, results=results, run_us=5)
 
 
 class GatedOutcomes:
@@ -149,6 +151,42 @@ async def test_a_request_is_answered_billed_and_committed() -> None:
         assert finished.admitted_at == request.occurred_at
         assert finished.quantities == {"requests": 1, "items": 1}
         assert bench.outcomes.ended[0].reply_to == request.reply_to
+
+
+async def test_the_version_in_the_record_is_the_one_that_ran() -> None:
+    async with at_work() as bench:
+        bench.runner.runs_as = SLOW
+        bench.inbox.put(bench.request(GOOD))
+        await bench.ended(1)
+        assert bench.outcomes.ended[0].finished.version == SLOW
+
+
+async def test_what_did_not_run_names_the_version_that_was_asked_for() -> None:
+    async with at_work() as bench:
+        bench.inbox.put(bench.request(GOOD, within_s=0))
+        await bench.ended(1)
+        assert bench.outcomes.ended[0].finished.version == GOOD
+
+
+async def test_outcomes_are_told_until_when_a_run_counts() -> None:
+    async with at_work() as bench:
+        request = bench.request(within_s=3)
+        bench.inbox.put(request)
+        await bench.ended(1)
+        assert bench.outcomes.ended[0].deadline_at == request.deadline_at
+
+
+@pytest.mark.parametrize("within_s", [10.0, 0.0])
+async def test_what_an_earlier_owner_ended_is_finished_and_neither_run_nor_expired(within_s: float) -> None:
+    async with at_work() as bench:
+        request = bench.request(within_s=within_s)
+        first = finished(request, worker="predecessor")
+        end = Ended(finished=first, reply_to="a", deadline_at=request.deadline_at, logged=b"its bytes")
+        bench.inbox.put(request, ended=end)
+        await bench.ended(1)
+        assert bench.outcomes.ended == [end]
+        assert bench.runner.runs == []
+        assert bench.worker.counts["recovered"] == 1
 
 
 async def test_texts_are_billed_by_their_tokens_too() -> None:

@@ -49,6 +49,8 @@ def test_valkey_refuses_strangers_and_never_evicts(addresses: Addresses, tmp_pat
     lines = path.read_text().splitlines()
     assert f"requirepass {addresses.secrets['valkey_password']}" in lines
     assert "maxmemory-policy noeviction" in lines
+    assert "appendonly yes" in lines  # what was spent outlives the process
+    assert f'dir "{tmp_path / "data" / "valkey"}"' in lines
     assert "bind 127.0.0.1" in lines
     assert path.stat().st_mode & 0o077 == 0
 
@@ -61,6 +63,14 @@ def test_the_s3_server_knows_one_key_pair_and_reports_to_nobody(addresses: Addre
     ]
     assert "-master.telemetry=false" in command.argv
     assert "-ip=127.0.0.1" in command.argv
+
+
+def test_no_part_of_ours_is_told_a_secret_in_its_arguments(addresses: Addresses, tmp_path: Path) -> None:
+    for make in (programs.stripe, *PROGRAMS):
+        arguments = command_of(make, tmp_path, addresses).argv
+        assert not set(addresses.secrets.values()) & set(arguments)
+    environ = command_of(programs.stripe, tmp_path, addresses).environ
+    assert environ["INFERLOG_STRIPE_API_KEY"] == addresses.secrets["stripe_api_key"]
 
 
 def test_the_stream_processor_starts_by_fausts_own_command(addresses: Addresses, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from uuid import UUID
 import asyncpg
 
 from streams.dead_letters import DeadLetterRow
-from streams.projections import LocatedUsage, NextOffset, hourly_rows
+from streams.projections import Counted, LocatedUsage, NextOffset, hourly_rows
 
 BIGINT_MAX = 2**63 - 1
 
@@ -19,9 +19,12 @@ class FakeTransaction:
     def __init__(self, ledger: FakeLedger) -> None:
         self._ledger = ledger
 
-    async def count(self, usages: Sequence[LocatedUsage]) -> int:
+    async def count(self, usages: Sequence[LocatedUsage]) -> Counted:
         self._ledger.counts += 1
-        fresh = [u for u in usages if u.record.request_id not in self._ledger.processed]
+        known = self._ledger.processed
+        assert len({u.record.request_id for u in usages}) == len(usages)
+        fresh = [u for u in usages if u.record.request_id not in known]
+        other = [u for u in usages if known.get(u.record.request_id) not in (None, u.digest)]
         sums = dict(self._ledger.sums)
         for row in hourly_rows(fresh):
             key = row.values()[:6]
@@ -29,8 +32,8 @@ class FakeTransaction:
             if sums[key] > BIGINT_MAX:
                 raise asyncpg.NumericValueOutOfRangeError("bigint out of range")
         self._ledger.sums = sums
-        self._ledger.processed |= {u.record.request_id for u in fresh}
-        return len(fresh)
+        known.update({u.record.request_id: u.digest for u in fresh})
+        return Counted(new=len(fresh), contradicting=other)
 
     async def set_aside(self, letters: Sequence[DeadLetterRow]) -> None:
         for x in letters:
@@ -46,7 +49,7 @@ class FakeLedger:
     """`before` and `after_commit` are called around each transaction and may raise what a driver would."""
 
     def __init__(self) -> None:
-        self.processed: set[UUID] = set()
+        self.processed: dict[UUID, bytes | None] = {}  # None: counted before digests were kept
         self.sums: dict[tuple[object, ...], int] = {}
         self.dead: dict[tuple[int, int], str] = {}
         self.positions: dict[int, int] = {}

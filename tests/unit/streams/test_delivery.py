@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
+from schemas.records import UsageRecorded
 from streams.dead_letters import AllRecordsBad
 from streams.delivery import LONGEST_PAUSE_S, Delivery, LedgerUnavailable
 from tests.unit.streams.fake_ledger import BIGINT_MAX, FakeLedger
@@ -64,10 +65,57 @@ async def test_the_same_request_in_two_batches_counts_once(delivery: Delivery, l
     assert ledger.positions == {0: 2}
 
 
-async def test_a_contradicting_record_is_set_aside(delivery: Delivery, ledger: FakeLedger) -> None:
-    await delivery.deliver([raw(usage(1), 0), raw(usage(1, quantities={"items": 9}), 1)])
-    assert total(ledger) == 4
-    assert "differs from its usage record at partition 0 offset 0" in ledger.dead[0, 1]
+A, OTHER = usage(1), usage(1, quantities={"items": 9})
+OVERFLOWS = usage(1, quantities={"items": BIGINT_MAX})
+
+
+def cuts(length: int) -> list[tuple[int, ...]]:
+    """Every way to cut a log of that many records into batches, as their sizes."""
+    if length == 0:
+        return [()]
+    return [(first, *rest) for first in range(1, length + 1) for rest in cuts(length - first)]
+
+
+@pytest.mark.parametrize(
+    ("log", "items", "dead"),
+    [
+        ([A, OTHER], 4, [1]),
+        ([A, OTHER, OTHER], 4, [1, 2]),
+        ([A, OTHER, A], 4, [1]),
+        ([A, A, OTHER, usage(2), OTHER], 8, [2, 4]),
+        ([A, usage(1, version="b" * 64), usage(1, customer="bolt")], 4, [1, 2]),
+        ([OTHER, A, OTHER], 9, [1]),
+        ([usage(2), OVERFLOWS, OVERFLOWS, A, OVERFLOWS], 8, [1, 2, 4]),  # what Postgres refuses bills nobody
+    ],
+)
+async def test_what_contradicts_is_set_aside_wherever_batches_end(
+    time: Time, log: list[UsageRecorded], items: int, dead: list[int]
+) -> None:
+    for sizes in cuts(len(log)):
+        ledger = FakeLedger()
+        delivery = Delivery(ledger, give_up_s=600, sleep=time.sleep, clock=time.clock)
+        at = 0
+        for size in sizes:
+            await delivery.deliver([raw(log[n], n) for n in range(at, at + size)])
+            at += size
+        assert total(ledger) == items, sizes
+        assert sorted(offset for _, offset in ledger.dead) == dead, sizes
+        assert delivery.dead == len(dead), sizes
+
+
+async def test_a_contradiction_says_which_request(delivery: Delivery, ledger: FakeLedger) -> None:
+    await delivery.deliver([raw(A, 0)])
+    await delivery.deliver([raw(OTHER, 1)])
+    assert f"request {A.request_id}: differs from the usage record that was counted" in ledger.dead[0, 1]
+
+
+async def test_a_request_counted_before_digests_were_kept_contradicts_nothing(
+    delivery: Delivery, ledger: FakeLedger
+) -> None:
+    ledger.processed[A.request_id] = None
+    await delivery.deliver([raw(A, 0), raw(OTHER, 1)])
+    assert not ledger.dead
+    assert not ledger.sums
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from schemas.codec import encode
 from schemas.ids import usage_id
 from schemas.records import UsageRecorded
 from streams.dead_letters import RawRecord
-from streams.projections import LocatedUsage
+from streams.projections import LocatedUsage, content_digest
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
 TOPIC = "inference.usage.v1"
@@ -43,4 +43,5 @@ def raw(record: UsageRecorded | bytes | None, offset: int, *, partition: int = 0
 
 
 def located(record: UsageRecorded, offset: int = 0, *, partition: int = 0) -> LocatedUsage:
-    return LocatedUsage(record=record, source=raw(record, offset, partition=partition))
+    source = raw(record, offset, partition=partition)
+    return LocatedUsage(record=record, source=source, digest=content_digest(record))

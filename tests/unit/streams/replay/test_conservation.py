@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -89,6 +91,33 @@ def test_another_version_than_admitted_is_caught() -> None:
     assert str(A.request_id) in verdict.findings[0].examples[0]
 
 
+@pytest.mark.parametrize("outcome", list(Outcome))
+@pytest.mark.parametrize("repeated", [False, True])
+def test_a_batch_that_ran_two_versions_is_caught(outcome: Outcome, repeated: bool) -> None:
+    """Whatever each of its records says of its own request, and also when a record is not its request's result."""
+    batch = uuid4()
+    first = [finished(B)] if repeated else []
+    one = finished(A, batch_id=batch, batch_items=2)
+    other = finished(replace(B, version="cd" * 32), batch_id=batch, batch_items=2, outcome=outcome)
+    verdict = book([A, replace(B, version="cd" * 32) if not repeated else B], [*first, one, other]).prove_versions()
+    assert verdict.holds is False
+    found = {f.what: f.examples for f in verdict.findings}
+    assert found["one batch ran several versions"] == (f"{batch}: {A.version[:12]}, {'cd' * 6}",)
+
+
+def test_batches_of_one_version_each_hold_and_what_never_ran_has_no_batch() -> None:
+    one, other = uuid4(), uuid4()
+    moved = replace(C, version="cd" * 32)
+    results = [finished(A, batch_id=one), finished(B, batch_id=one), finished(moved, batch_id=other)]
+    verdict = book([A, B, moved], [*results, *results]).prove_versions()
+    assert verdict.holds is True
+    assert verdict.figures["batches"] == 2
+    expired = [finished(r, batch_id=one, batch_items=0, outcome=Outcome.EXPIRED) for r in (A, moved)]
+    verdict = book([A, moved], expired).prove_versions()
+    assert verdict.holds is True
+    assert verdict.figures["batches"] == 0
+
+
 def test_a_failed_request_may_name_any_version() -> None:
     assert book([A], [finished(A, outcome=Outcome.FAILED, version="cd" * 32)]).prove_versions().holds is True
 
@@ -135,6 +164,17 @@ def test_unsettled_are_pairs_of_which_one_half_is_missing() -> None:
     made.add_result((RESULTS, 0, 9), finished(B))
     assert not made.unsettled()
     assert conservation(made).holds is True
+
+
+def test_usage_that_was_set_aside_is_no_usage_and_is_not_awaited() -> None:
+    made = book([A, B], [finished(A), finished(B)], [usage_of(B)])
+    made.add_aside(usage_of(A))
+    made.add_aside(usage_of(B, quantities={"items": 9}))  # B was billed by its other record
+    assert not made.unsettled()
+    verdict = conservation(made)
+    assert [(f.what, f.examples) for f in verdict.findings] == [
+        ("succeeded, and its usage was set aside", (str(A.request_id),))
+    ]
 
 
 def test_records_before_since_are_left_out() -> None:

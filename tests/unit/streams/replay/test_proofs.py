@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from schemas.records import BucketCharge, InferenceRequested, UsageRecorded
-from streams.replay.proofs import LedgerKey, LedgerProof, LimitProof, Verdict, worst_slack
+from streams.replay.proofs import LedgerKey, LedgerProof, LimitProof, Verdict, least_spare
 from tests.factories import NOON, requested
 from tests.unit.streams.usage_samples import usage
 
@@ -27,13 +27,14 @@ def judge(
     *,
     next_offset: int | None = None,
     dead: frozenset[tuple[int, int]] = frozenset(),
+    aside_billed: frozenset[UUID] = frozenset(),
     **options: Any,
 ) -> Verdict:
     position = len(records) if next_offset is None else next_offset
     proof = LedgerProof(next_offsets={0: position}, dead=dead, **options)
     for offset, record in enumerate(records):
         proof.add(0, offset, record)
-    return proof.finish(rows=rows, processed=processed)
+    return proof.finish(rows=rows, processed=processed, aside_billed=aside_billed)
 
 
 THREE = [usage(1), usage(2), usage(3)]
@@ -68,10 +69,26 @@ def test_records_before_since_are_not_looked_at() -> None:
     assert judge([early, *THREE], ROWS, IDS, since=HOUR).holds is True
 
 
-def test_set_aside_records_are_not_demanded() -> None:
-    verdict = judge([*THREE, usage(4)], ROWS, IDS, dead=frozenset({(0, 3)}))
+def test_a_set_aside_record_of_a_billed_request_is_not_demanded() -> None:
+    other = usage(3, quantities={"items": 9})
+    verdict = judge([*THREE, other], ROWS, IDS, dead=frozenset({(0, 3)}), aside_billed=frozenset({other.request_id}))
     assert verdict.holds is True
     assert verdict.figures["set_aside"] == 1
+
+
+@pytest.mark.parametrize("lost", [usage(4), usage(4, quantities={"items": -1}), usage(4, customer="")])
+def test_a_request_whose_only_record_was_set_aside_was_never_billed(lost: UsageRecorded) -> None:
+    verdict = judge([*THREE, lost, lost], ROWS, IDS, dead=frozenset({(0, 3), (0, 4)}))
+    assert verdict.holds is False
+    assert kinds(verdict) == ["set aside and never billed"]
+    assert verdict.findings[0].examples == (str(lost.request_id),)  # once, however often it was set aside
+    assert verdict.figures["set_aside"] == 2
+
+
+def test_a_request_set_aside_here_and_billed_in_an_hour_not_looked_at_was_billed() -> None:
+    early, late = usage(4, minutes=-90), usage(4, minutes=1)
+    options = {"since": HOUR, "dead": frozenset({(0, 4)}), "aside_billed": frozenset({late.request_id})}
+    assert judge([*THREE, early, late], ROWS, IDS, **options).holds is True
 
 
 @pytest.mark.parametrize(
@@ -106,14 +123,15 @@ def test_an_undecodable_record_must_have_been_set_aside() -> None:
         proof = LedgerProof(next_offsets={0: 1}, dead=dead)
         proof.add_undecodable(0, 0)
         proof.add_undecodable(0, 1)  # not yet read by the ledger
-        verdict = proof.finish(rows={}, processed=[])
+        verdict = proof.finish(rows={}, processed=[], aside_billed=frozenset())
         assert verdict.holds is holds
         assert verdict.figures["undecodable"] == 1
 
 
 def test_a_trimmed_topic_is_not_called_proved() -> None:
     proof = LedgerProof(next_offsets={0: 3}, dead=frozenset())
-    assert proof.finish(rows=ROWS, processed=IDS, notes=["the head is gone"]).holds is None
+    gap = proof.finish(rows=ROWS, processed=IDS, aside_billed=frozenset(), notes=["the head is gone"])
+    assert gap.holds is None
 
 
 def test_only_the_first_ten_examples_are_kept_and_all_are_counted() -> None:
@@ -136,17 +154,17 @@ def limits(*records: InferenceRequested) -> Verdict:
     return proof.finish()
 
 
-def test_a_full_burst_and_then_the_rate_holds_without_slack_to_spare() -> None:
+def test_a_full_burst_and_then_the_rate_holds_with_nothing_to_spare() -> None:
     verdict = limits(admission(200), admission(0), admission(0), admission(100))  # order of arrival is no matter
     assert verdict.holds is True
-    assert verdict.figures["worst_slack_us"] == 0
+    assert verdict.figures["least_spare_us"] == 0
 
 
 def test_one_microsecond_too_soon_is_caught_with_its_pair() -> None:
     first, last = admission(0), admission(99)
     verdict = limits(first, admission(0), last)
     assert verdict.holds is False
-    assert verdict.figures["worst_slack_us"] == -1
+    assert verdict.figures["least_spare_us"] == -1
     assert "1 µs too soon" in verdict.findings[0].examples[0]
     assert str(last.request_id) in verdict.findings[0].examples[0]
 
@@ -165,10 +183,22 @@ def test_a_redelivered_admission_counts_once_and_another_admission_of_it_again()
     assert limits(a, again).holds is False
 
 
-def test_admissions_without_evidence_are_counted() -> None:
-    verdict = limits(requested(limiter_buckets=(), request_id=uuid4()))
-    assert verdict.figures["without_evidence"] == 1
+@pytest.mark.parametrize("with_evidence", [0, 1, 5])
+@pytest.mark.parametrize("without", [1, 3])
+def test_admissions_without_evidence_are_a_gap_and_not_a_proof(with_evidence: int, without: int) -> None:
+    bare = [requested(limiter_buckets=(), request_id=uuid4()) for _ in range(without)]
+    verdict = limits(*[admission(1000 * n) for n in range(with_evidence)], *bare)
+    assert verdict.holds is None
+    assert verdict.figures["without_evidence"] == without
+    assert f"{without} of {without + with_evidence} admissions name no limiter bucket" in verdict.notes[0]
 
 
-def test_no_admissions_have_no_slack() -> None:
-    assert worst_slack([], interval_us=1, burst=1) is None
+def test_a_bucket_over_its_rate_outweighs_missing_evidence() -> None:
+    assert limits(admission(0, burst=1), admission(1, burst=1), requested(limiter_buckets=())).holds is False
+
+
+def test_no_admissions_at_all_keep_every_rate() -> None:
+    verdict = limits()
+    assert verdict.holds is True
+    assert verdict.figures["least_spare_us"] is None
+    assert least_spare([], interval_us=1, burst=1) is None

@@ -1,0 +1,72 @@
+"""What a worker must find out about requests that it takes over, because an earlier owner may have ended some. Pure.
+
+A result stands once it is on the log, before its usage and its offset are. Whoever takes over a partition therefore
+looks for the first result of every record that an earlier owner may have touched, before it runs or expires any.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from schemas.codec import DecodeError, decode
+from schemas.records import InferenceFinished
+
+log = logging.getLogger(__name__)
+
+#: A result is stamped by the host that ran the request, a request by the host that admitted it: their clocks may
+#: differ by this much.
+SLACK_MS = 5_000
+_ID_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A request's end as it lies on the log; `framed` holds the very bytes."""
+
+    finished: InferenceFinished
+    framed: bytes
+
+
+def inherited(committed: int | None, *, begin: int, end: int, reach: int) -> range:
+    """The offsets of a partition that an earlier owner may have ended without committing them.
+
+    `committed` is the group's position, None when there is none; `begin` and `end` are the log's. No owner ends a
+    record `reach` or more past its position, so that ids of a long queue need not all be remembered.
+    """
+    start = max(begin, begin if committed is None else committed)
+    return range(start, max(start, min(end, start + reach)))
+
+
+class FirstResults:
+    """First results of the requests that are looked for; holds one id per request, and the results that were found.
+
+    Give it all inherited requests first, then every result in the order of the log.
+    """
+
+    def __init__(self) -> None:
+        self._wanted: set[bytes] = set()
+        self._earliest_ms: int | None = None
+        self.found: dict[bytes, Recorded] = {}
+
+    @property
+    def since_ms(self) -> int | None:
+        """No result that is looked for is stamped before this (Unix); None when nothing is looked for."""
+        return None if self._earliest_ms is None else max(0, self._earliest_ms - SLACK_MS)
+
+    def look_for(self, key: bytes | None, timestamp_ms: int) -> None:
+        """A request with the record key and the timestamp that it has on the log. Other keys are not requests."""
+        if key is not None and len(key) == _ID_BYTES:
+            self._wanted.add(key)
+            self._earliest_ms = timestamp_ms if self._earliest_ms is None else min(self._earliest_ms, timestamp_ms)
+
+    def offer(self, key: bytes | None, value: bytes | None) -> None:
+        """A record of the results topic; of those for one request the first that decodes counts, as in every proof."""
+        if key is None or key not in self._wanted or key in self.found:
+            return
+        try:
+            finished = decode(value, InferenceFinished)
+        except DecodeError as error:
+            log.error("a result does not decode", extra={"fields": {"key": key.hex(), "reason": error}})
+            return
+        self.found[key] = Recorded(finished=finished, framed=value or b"")
