@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine
+import socket
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -44,6 +46,7 @@ RESULTS = web.AppKey("results", Results)
 _DRAIN_WITHIN_S = 1.5
 _CLOSE_WITHIN_S = 1.0
 _RESTART_PAUSE_S = 1.0
+_ASK_AGAIN_S = 0.05
 
 
 def create_app(settings: ApiSettings) -> web.Application:
@@ -118,9 +121,19 @@ async def _services(app: web.Application) -> AsyncIterator[None]:
     ]
     tasks = [asyncio.ensure_future(loop) for loop in loops]
     yield
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks, timeout=_CLOSE_WITHIN_S)
+    await end(tasks, within_s=_CLOSE_WITHIN_S)
+
+
+async def end(tasks: Collection[asyncio.Future[None]], *, within_s: float) -> None:
+    """Cancel tasks until they have ended. A client that is just connecting may swallow a cancellation, so one is not
+    enough, and a task that missed its only one would keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    ends_s = loop.time() + within_s
+    pending = set(tasks)
+    while pending and loop.time() < ends_s:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=_ASK_AGAIN_S)
 
 
 async def _forever(loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -137,8 +150,23 @@ async def _drain(app: web.Application) -> None:
     await app[RESULTS].drain(within_s=_DRAIN_WITHIN_S)
 
 
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise OSError(
+            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; "
+            "does a gateway of `inferlog up` run there? Name another port with INFERLOG_API_PORT"
+        ) from error
+
+
 async def serve(settings: ApiSettings) -> None:
-    """Run until SIGTERM or SIGINT: then take no new calls, answer those that wait, and close within 5 s."""
+    """Run until SIGTERM or SIGINT: then take no new calls, answer those that wait, and close within 5 s.
+
+    Raises OSError when the address is taken, before anything else is started.
+    """
+    listener = _listen(settings.host, settings.port)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -152,8 +180,7 @@ async def serve(settings: ApiSettings) -> None:
     )
     await runner.setup()
     try:
-        site = web.TCPSite(runner, settings.host, settings.port, backlog=1024)
-        await site.start()
+        await web.SockSite(runner, listener).start()
         host, port = runner.addresses[0][:2]
         logger.info("listening", extra={"fields": {"url": f"http://{host}:{port}", "instance": settings.instance}})
         await stop.wait()

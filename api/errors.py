@@ -20,11 +20,15 @@ class Surface(Enum):
     PROBLEM = "problem"
 
 
+# Where the `openai` client calls when its base_url lacks /v1; it shows no message in any other shape than its own.
+_WITHOUT_V1 = frozenset({"/embeddings", "/models", "/chat/completions", "/completions"})
+
+
 def surface_of(path: str) -> Surface:
     """The surface a path belongs to; everything that is neither protocol's speaks problem+json (RFC 9457)."""
     if path.startswith("/v2/") or path == "/v2":
         return Surface.OIP
-    if path in ("/v1/embeddings", "/v1/models") or path.startswith("/v1/models/"):
+    if path in _WITHOUT_V1 or (path.startswith("/v1/") and path != "/v1/usage"):
         return Surface.OPENAI
     return Surface.PROBLEM
 

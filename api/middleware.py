@@ -16,6 +16,7 @@ from schemas.ids import new_request_id
 logger = logging.getLogger(__name__)
 
 ID_HEADER = "x-request-id"
+_PATHS = "POST /v1/embeddings, POST /v2/models/<model>/infer, GET /v1/models and GET /v1/usage"
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -50,7 +51,9 @@ def as_api_error(raised: Exception) -> ApiError:
         allowed = ", ".join(sorted(raised.allowed_methods))
         return MethodNotAllowed(f"{raised.method} is not allowed here; allowed: {allowed}", headers={"Allow": allowed})
     if isinstance(raised, web.HTTPNotFound):
-        return NotFound("there is nothing at this path")
+        return NotFound(
+            "there is nothing at this path; there is POST /v1/embeddings, POST /v2/models/<model>/infer and GET /v1/usage"
+        )
     if isinstance(raised, web.HTTPRequestEntityTooLarge):
         return TooLarge("the body is too large")
     if isinstance(raised, web.HTTPException) and 400 <= raised.status < 500:

@@ -30,6 +30,8 @@ ID = UUID(int=7)
         ("/v1/embeddings", Surface.OPENAI),
         ("/v1/models", Surface.OPENAI),
         ("/v1/models/minilm", Surface.OPENAI),
+        ("/v1/chat/completions", Surface.OPENAI),
+        ("/embeddings", Surface.OPENAI),
         ("/v1/usage", Surface.PROBLEM),
         ("/nowhere", Surface.PROBLEM),
     ],
