@@ -51,9 +51,7 @@ def as_api_error(raised: Exception) -> ApiError:
         allowed = ", ".join(sorted(raised.allowed_methods))
         return MethodNotAllowed(f"{raised.method} is not allowed here; allowed: {allowed}", headers={"Allow": allowed})
     if isinstance(raised, web.HTTPNotFound):
-        return NotFound(
-            "there is nothing at this path; there is POST /v1/embeddings, POST /v2/models/<model>/infer and GET /v1/usage"
-        )
+        return NotFound(f"there is nothing at this path; there is {_PATHS}")
     if isinstance(raised, web.HTTPRequestEntityTooLarge):
         return TooLarge("the body is too large")
     if isinstance(raised, web.HTTPException) and 400 <= raised.status < 500:
