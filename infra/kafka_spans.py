@@ -6,7 +6,7 @@ A span is a `range` of offsets of one partition. Every wait has a deadline: a br
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from infra.kafka import AIOKafkaConsumer, BusUnavailable, ConsumerRecord, KafkaError, TopicPartition
 
@@ -33,7 +33,7 @@ async def spans_since(
 
 async def read_spans(
     consumer: AIOKafkaConsumer, spans: Mapping[TopicPartition, range]
-) -> AsyncIterator[list[ConsumerRecord]]:
+) -> AsyncGenerator[list[ConsumerRecord], None]:
     """Every committed record with an offset in these spans, some at a time, in order within each partition.
 
     For consumers without a group; leaves the consumer assigned to what it read. Raises BusUnavailable after 30 s in

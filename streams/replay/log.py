@@ -5,19 +5,14 @@ Live offsets are never touched. Every wait has a deadline: a broker that stops a
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from infra.kafka import AIOKafkaConsumer, BusUnavailable, KafkaError, TopicPartition, open_consumer
+from infra.kafka_spans import read_spans
 from infra.settings import KafkaSettings
-
-#: A reader that got nothing for this long, with records still ahead of it, gives up.
-SILENCE_S = 30.0
-_POLL_MS = 500
 
 #: Told (topic, records read, records in range) after each step; the second may end below the third, which counts
 #: offsets, and some offsets hold transaction markers.
@@ -84,58 +79,26 @@ class LogReader:
     ) -> AsyncIterator[LogRecord]:
         """Every committed record of these spans, in order of offset within each partition.
 
-        Holds one fetch in memory at a time. Raises BusUnavailable after SILENCE_S without anything new.
+        Holds one fetch in memory at a time. Raises BusUnavailable when nothing comes for half a minute.
         """
-        open_ends = {TopicPartition(topic, p): s.end for p, s in spans.items() if s.end > s.begin}
+        ahead = {TopicPartition(topic, p): range(s.begin, s.end) for p, s in spans.items()}
         total = sum(s.end - s.begin for s in spans.values())
         done = 0
         progress(topic, done, total)
-        if not open_ends:
-            return
         # Left assigned at the end: the next reading replaces it.
-        self._consumer.assign(list(open_ends))
-        for place in open_ends:
-            self._consumer.seek(place, spans[place.partition].begin)
-        heard = time.monotonic()
-        before: dict[TopicPartition, int] = {}
-        while open_ends:
-            fetched = await self._consumer.getmany(*open_ends, timeout_ms=_POLL_MS)
-            for place, records in fetched.items():
+        async with aclosing(read_spans(self._consumer, ahead)) as batches:
+            async for records in batches:
                 for r in records:
-                    if r.offset < open_ends[place]:
-                        done += 1
-                        yield LogRecord(
-                            topic=topic,
-                            partition=r.partition,
-                            offset=r.offset,
-                            time=datetime.fromtimestamp(r.timestamp / 1000, timezone.utc),
-                            key=r.key,
-                            value=r.value,
-                        )
-            # The position, not the last record, tells the end: a span may end in transaction markers.
-            now = {place: await self._position(place) for place in open_ends}
-            if fetched or now != before:
-                heard = time.monotonic()
-                before = now
+                    done += 1
+                    yield LogRecord(
+                        topic=topic,
+                        partition=r.partition,
+                        offset=r.offset,
+                        time=datetime.fromtimestamp(r.timestamp / 1000, timezone.utc),
+                        key=r.key,
+                        value=r.value,
+                    )
                 progress(topic, done, total)
-            elif time.monotonic() - heard > SILENCE_S:
-                raise BusUnavailable(
-                    f"{topic}: nothing came for {SILENCE_S:g} s with records still ahead: "
-                    + ", ".join(f"partition {p.partition} at {now[p]} of {open_ends[p]}" for p in open_ends)
-                )
-            finished = [place for place, position in now.items() if position >= open_ends[place]]
-            if finished:
-                for place in finished:
-                    del open_ends[place]
-                if open_ends:
-                    self._consumer.pause(*finished)
-
-    async def _position(self, place: TopicPartition) -> int:
-        try:
-            position: int = await asyncio.wait_for(self._consumer.position(place), SILENCE_S)
-        except (KafkaError, asyncio.TimeoutError) as error:
-            raise BusUnavailable(f"{place.topic} partition {place.partition}: position unknown") from error
-        return position
 
     async def first(self, topic: str, partition: int, *, begin: int, end: int) -> LogRecord | None:
         """The first committed record in [begin, end) of a partition; None when only markers lie there."""
