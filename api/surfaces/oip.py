@@ -95,13 +95,15 @@ def _wanted(entries: Any, specs: Sequence[TensorSpec]) -> Sequence[str]:
     if not isinstance(entries, list):
         raise BadInput(f"outputs: expected an array, found {json_kind(entries)}", param="outputs")
     known = {s.name for s in specs}
-    names = []
+    names: list[str] = []
     for at, entry in enumerate(entries):
         name = entry.get("name") if isinstance(entry, dict) else None
         if not isinstance(name, str) or name not in known:
             raise BadInput(
                 f"outputs[{at}].name: expected one of {', '.join(sorted(known))}", param=f"outputs[{at}].name"
             )
+        if name in names:  # each would be rendered again: a small request could fill the gateway's memory
+            raise BadInput(f"output '{name}': asked for twice", param=f"outputs[{at}].name")
         names.append(name)
     return names
 

@@ -30,6 +30,11 @@ if [ ! -f "$root/cluster/PG_VERSION" ]; then
   echo 'CREATE DATABASE inferlog' | "$bin/postgres" --single -D "$root/cluster.new" postgres || exit 1
   mv "$root/cluster.new" "$root/cluster"
 fi
+# A server killed a moment ago may not have been reaped yet, and PostgreSQL would take its remains for a running one.
+old=$(head -n 1 "$root/cluster/postmaster.pid" 2>/dev/null)
+for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+  case "$(ps -o stat= -p "${old:-0}" 2>/dev/null)" in Z*) sleep 0.2 ;; *) break ;; esac
+done
 exec "$bin/postgres" -D "$root/cluster" "$@"
 """
 

@@ -176,6 +176,7 @@ BAD: list[tuple[str, str, str, Any, dict[str, str], int, str]] = [
     ("huge number", "POST", INFER, {"inputs": [pixels(data=[10**40] * 64)]}, {}, 400, "'pixels': data"),
     ("too many items", "POST", INFER, {"inputs": [pixels(2049)]}, {}, 400, "holds 2049 items, expected 1 to 2048"),
     ("unknown output", "POST", INFER, {**GOOD, "outputs": [{"name": "q"}]}, {}, 400, "outputs[0].name"),
+    ("output twice", "POST", INFER, {**GOOD, "outputs": [{"name": "logits"}] * 2}, {}, 400, "asked for twice"),
     ("bad timeout", "POST", INFER, {**GOOD, "parameters": {"timeout": -1}}, {}, 400, "parameters.timeout"),
     ("bad id", "POST", INFER, {**GOOD, "id": 7}, {}, 400, "id: expected a string"),
     ("binary", "POST", INFER, GOOD, {"Inference-Header-Content-Length": "2"}, 400, "binary_data=False"),
