@@ -39,7 +39,7 @@ check: $(READY) ## Format, lint, types, import rules (about 30 s)
 	@.venv/bin/lint-imports
 
 .PHONY: test
-test: $(READY) ## Run every test, two at a time, on real servers they start themselves (about 10 min)
+test: $(READY) ## Run every test, two at a time, on real servers they start themselves (under 15 min)
 	@$(PY) -m pytest tests -n 2 --dist loadfile
 
 .PHONY: unit
