@@ -43,7 +43,7 @@ test: $(READY) ## Run every test, two at a time, on real servers they start them
 	@$(PY) -m pytest tests -n 2 --dist loadfile
 
 .PHONY: unit
-unit: $(READY) ## Run the tests that need no server (under 10 s)
+unit: $(READY) ## Run the tests that need no server (10 to 15 s)
 	@$(PY) -m pytest -q tests/unit
 
 .PHONY: format
