@@ -140,9 +140,3 @@ async def fetch_within(pool: Pool, timeout_s: float, statement: str, *args: Any)
             raise DatabaseUnavailable(f"{type(error).__name__}: {error}") from error
         raise
     return rows
-
-
-async def insert_once(connection: Connection, statement: str, *args: Any) -> bool:
-    """Run an INSERT … ON CONFLICT DO NOTHING; True when the row is new."""
-    status: str = await connection.execute(statement, *args)
-    return status.endswith(" 1")
