@@ -16,6 +16,7 @@ from api.errors import AcceptanceUnknown, TooLarge, Unavailable
 from infra.kafka import BusUnavailable, RecordTooLarge
 from infra.kafka_sender import NotSent
 from schemas.codec import encode
+from schemas.headers import Headers, Stamp
 from schemas.keys import prefixed
 from schemas.records import InferenceRequested
 from schemas.topics import DEFAULT_POOL, partition_for, requests_topic
@@ -25,13 +26,21 @@ logger = logging.getLogger(__name__)
 ACK_WITHIN_S = 1.5
 _OPEN_WITHIN_S = 5.0
 _REOPEN_PAUSE_S = 0.5
+_STAMP = Stamp("api")
 
 
 class Sender(Protocol):
     """A started producer (infra.kafka_sender.Sender fits)."""
 
     async def send(
-        self, topic: str, value: bytes, *, key: bytes | None = None, partition: int | None = None, timeout_s: float
+        self,
+        topic: str,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        partition: int | None = None,
+        headers: Headers = (),
+        timeout_s: float,
     ) -> None:
         """Send and wait for the acknowledgement. Raises NotSent, BusUnavailable (may be sent), RecordTooLarge."""
 
@@ -84,6 +93,7 @@ class RequestLog:
                 partition=partition_for(
                     record.version, record.request_id.int, partitions=partitions, spread=min(spread, partitions)
                 ),
+                headers=_STAMP.headers(InferenceRequested, record.traceparent),
                 timeout_s=ACK_WITHIN_S,
             )
         except RecordTooLarge as error:

@@ -11,6 +11,7 @@ from typing import Any
 
 from infra.kafka import BusUnavailable, Producer, RecordTooLarge
 from schemas.codec import encode
+from schemas.headers import Stamp
 from schemas.ids import dead_letter_id
 from schemas.records import DeadLetter
 
@@ -19,6 +20,7 @@ log = logging.getLogger(__name__)
 _SEND_TIMEOUT_S = 10.0
 _FIRST_RETRY_S = 0.1
 _LONGEST_RETRY_S = 5.0
+_STAMP = Stamp("gpu_worker")
 
 
 class DeadLetters:
@@ -62,7 +64,9 @@ class DeadLetters:
 
     async def _send(self, letter: DeadLetter) -> None:
         key = letter.topic.encode()
-        await self._producer.send(self._topic, encode(letter), key=key, timeout_s=_SEND_TIMEOUT_S)
+        await self._producer.send(
+            self._topic, encode(letter), key=key, headers=_STAMP.headers(DeadLetter), timeout_s=_SEND_TIMEOUT_S
+        )
 
 
 def _without_value(letter: DeadLetter) -> DeadLetter:

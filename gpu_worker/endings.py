@@ -47,12 +47,14 @@ class Ran:
 class Ended:
     """A request's end, the API instance that waits for it, and until when it may be anything but EXPIRED.
 
-    `logged` holds the framed record of an end that is on the log already, and None for a new one.
+    `traceparent` is the request's trace context, None when its caller sent none. `logged` holds the framed record of an
+    end that is on the log already, and None for a new one.
     """
 
     finished: InferenceFinished
     reply_to: str
     deadline_at: datetime
+    traceparent: str | None = None
     logged: bytes | None = None
 
 

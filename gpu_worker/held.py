@@ -80,6 +80,7 @@ class Held:
             finished=recorded.finished,
             reply_to=request.reply_to,
             deadline_at=request.deadline_at,
+            traceparent=request.traceparent,
             logged=recorded.framed,
         )
         return replace(delivery, ended=ended)

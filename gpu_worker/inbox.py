@@ -28,7 +28,7 @@ from infra.kafka import (
     open_consumer,
 )
 from infra.settings import KafkaSettings
-from schemas.codec import DecodeError, decode
+from schemas.codec import DecodeError, decode_at
 from schemas.keys import worker_group
 from schemas.records import InferenceRequested
 from schemas.topics import DEAD_LETTERS, RESULTS, requests_topic
@@ -207,7 +207,7 @@ class Inbox(ConsumerRebalanceListener):  # type: ignore[misc]  # the library has
             size_bytes = len(record.value or b"")
             held.size_bytes += size_bytes
             try:
-                request = decode(record.value, InferenceRequested)
+                request = decode_at(record, InferenceRequested)
             except DecodeError as error:
                 self._spawn(self._set_aside(held, record, str(error)))
                 continue

@@ -22,6 +22,7 @@ from gpu_worker.endings import Ended, as_of
 from infra.kafka import BusUnavailable, HandedOver, KeyedRecord, Producer
 from infra.redis import Redis, RedisError
 from schemas.codec import encode
+from schemas.headers import Stamp
 from schemas.ids import usage_id
 from schemas.keys import RedisKeys
 from schemas.records import InferenceFinished, Outcome, UsageRecorded
@@ -38,6 +39,7 @@ _LONGEST_RETRY_S = 5.0
 _CACHE_RETRIES_S = (0.05, 0.25, 1.0)
 #: Room for keys, headers and the envelope of a batch inside the broker's bound on a message.
 _ENVELOPE_BYTES = 4096
+_STAMP = Stamp("gpu_worker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +78,7 @@ class KafkaRedisOutcomes:
         # 1 results. Die before every one is acknowledged: the batch runs again.
         await self._log_results(ends)
         # 2 usage and copies. Die before: whoever inherits the requests finds the results and sends both again.
-        billed = [e.ended.finished for e in ends.values() if e.ended.finished.outcome is Outcome.SUCCEEDED]
+        billed = [e.ended for e in ends.values() if e.ended.finished.outcome is Outcome.SUCCEEDED]
         usage_logged = self._log_usage(billed) if billed else None
         await self._cache(ends.values())
         if usage_logged is not None:
@@ -90,8 +92,8 @@ class KafkaRedisOutcomes:
         while left:
             # The last moment at which what they say can change: past it they may be on the log.
             self._expire_late(ends, left)
-            sent, unsent = await self._offer([(self._results.name, key, ends[key].result) for key in left])
-            left = [key for _, key, _ in unsent]
+            sent, unsent = await self._offer([self._result(key, ends[key]) for key in left])
+            left = [record.key for record in unsent]
             failed += await self._unacknowledged(sent)
             if left:
                 self.counts["log_retries"] += 1
@@ -101,6 +103,10 @@ class KafkaRedisOutcomes:
             await retry.pause()
             await self._log(failed)
 
+    def _result(self, key: bytes, one: _Encoded) -> KeyedRecord:
+        headers = _STAMP.headers(InferenceFinished, one.ended.traceparent)
+        return KeyedRecord(self._results.name, key, one.result, headers)
+
     def _expire_late(self, ends: dict[bytes, _Encoded], keys: Sequence[bytes]) -> None:
         now = datetime.fromtimestamp(self._clock(), timezone.utc)
         for key in keys:
@@ -109,12 +115,18 @@ class KafkaRedisOutcomes:
                 ends[key] = self._encoded(in_time)
                 self.counts["expired_after_the_run"] += 1
 
-    def _log_usage(self, billed: Sequence[InferenceFinished]) -> asyncio.Task[None]:
+    def _log_usage(self, billed: Sequence[Ended]) -> asyncio.Task[None]:
         """Ends once their usage is acknowledged; the usage of several batches goes together, since nobody waits."""
-        self._usage_waiting += [(self._usage.name, f.customer_id.encode(), encode(usage(f))) for f in billed]
+        self._usage_waiting += [self._usage_of(ended) for ended in billed]
         if self._usage_sending is None:
             self._usage_sending = asyncio.create_task(self._log_usage_soon())
         return self._usage_sending
+
+    def _usage_of(self, ended: Ended) -> KeyedRecord:
+        headers = _STAMP.headers(UsageRecorded, ended.traceparent)
+        return KeyedRecord(
+            self._usage.name, ended.finished.customer_id.encode(), encode(usage(ended.finished)), headers
+        )
 
     async def _log_usage_soon(self) -> None:
         await asyncio.sleep(_USAGE_LINGER_S)

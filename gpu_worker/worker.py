@@ -258,7 +258,12 @@ class Worker:
         self._commit_recorded(
             deliveries,
             [
-                Ended(finished=f, reply_to=d.request.reply_to, deadline_at=d.request.deadline_at)
+                Ended(
+                    finished=f,
+                    reply_to=d.request.reply_to,
+                    deadline_at=d.request.deadline_at,
+                    traceparent=d.request.traceparent,
+                )
                 for d, f in zip(deliveries, ended, strict=True)
             ],
         )

@@ -11,13 +11,14 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from aiokafka.partitioner import murmur2
 
 from infra.settings import KafkaSettings
+from schemas.headers import Headers
 
 __all__ = [
     "AIOKafkaConsumer",
@@ -47,8 +48,15 @@ class RecordTooLarge(ValueError):
     """The record is larger than the topic takes; it is not on the log."""
 
 
-#: Topic, key, value.
-KeyedRecord = tuple[str, bytes, bytes]
+class KeyedRecord(NamedTuple):
+    """A record to be sent to the partition of its key."""
+
+    topic: str
+    key: bytes
+    value: bytes
+    headers: Headers = ()
+
+
 #: The future of an acknowledgement, and the records that it acknowledges.
 HandedOver = tuple["asyncio.Future[Any]", list[KeyedRecord]]
 
@@ -76,6 +84,7 @@ class Producer:
         *,
         key: bytes | None = None,
         partition: int | None = None,
+        headers: Headers = (),
         timeout_s: float,
     ) -> asyncio.Future[Any]:
         """Hand a record to the sender and return the future of its acknowledgement.
@@ -84,7 +93,7 @@ class Producer:
         """
         try:
             future: asyncio.Future[Any] = await asyncio.wait_for(
-                self._client.send(topic, value, key=key, partition=partition), timeout_s
+                self._client.send(topic, value, key=key, partition=partition, headers=headers), timeout_s
             )
         except MessageSizeTooLargeError as error:
             raise RecordTooLarge(f"{topic}: a record of {len(value)} bytes is too large") from error
@@ -95,7 +104,7 @@ class Producer:
     async def enqueue_all(
         self, records: Sequence[KeyedRecord], *, timeout_s: float, keys_repeat: bool = False
     ) -> tuple[list[HandedOver], list[KeyedRecord]]:
-        """Hand many records (topic, key, value) to the sender, and return what was handed over and what was not.
+        """Hand many records to the sender, and return what was handed over and what was not.
 
         Records of one partition go as ready-made batches, because a future and a call per record would cost more than
         the record. A record that was not handed over in time is certainly not on its way. `keys_repeat` says that
@@ -117,18 +126,18 @@ class Producer:
     async def _enqueue_all(self, records: Sequence[KeyedRecord], sent: list[HandedOver], *, keys_repeat: bool) -> None:
         """Add to `sent` as it goes: the client queues a batch and returns without a wait in between."""
         pick = _partition_of_repeated_key if keys_repeat else partition_of_key
-        counts = {topic: len(await self._client.partitions_for(topic)) for topic in {r[0] for r in records}}
+        counts = {topic: len(await self._client.partitions_for(topic)) for topic in {r.topic for r in records}}
         groups: defaultdict[tuple[str, int], list[KeyedRecord]] = defaultdict(list)
         for record in records:
-            groups[record[0], pick(record[1], counts[record[0]])].append(record)
+            groups[record.topic, pick(record.key, counts[record.topic])].append(record)
         for (topic, partition), members in groups.items():
             at = 0
             while at < len(members):
                 batch, first = self._client.create_batch(), at
-                while at < len(members) and batch.append(timestamp=None, key=members[at][1], value=members[at][2]):
+                while at < len(members) and _fits(batch, members[at]):
                     at += 1
                 if at == first:
-                    raise RecordTooLarge(f"{topic}: a record of {len(members[at][2])} bytes is too large")
+                    raise RecordTooLarge(f"{topic}: a record of {len(members[at].value)} bytes is too large")
                 batch.close()
                 sent.append((await self._client.send_batch(batch, topic, partition=partition), members[first:at]))
 
@@ -139,6 +148,7 @@ class Producer:
         *,
         key: bytes | None = None,
         partition: int | None = None,
+        headers: Headers = (),
         timeout_s: float,
     ) -> None:
         """Send one record and wait for its acknowledgement. Raises BusUnavailable, RecordTooLarge.
@@ -147,7 +157,7 @@ class Producer:
         buffer is bounded by the client's own request timeout.
         """
         try:
-            future = await self._client.send(topic, value, key=key, partition=partition)
+            future = await self._client.send(topic, value, key=key, partition=partition, headers=headers)
             timer = asyncio.get_running_loop().call_later(timeout_s, _expire, future, topic, timeout_s)
             try:
                 await future
@@ -180,6 +190,12 @@ class Producer:
             return len(await asyncio.wait_for(self._client.partitions_for(topic), timeout_s))
         except (KafkaError, asyncio.TimeoutError) as error:
             raise BusUnavailable(f"{topic}: {type(error).__name__}: {error}") from error
+
+
+def _fits(batch: Any, record: KeyedRecord) -> bool:
+    """Append a record to a batch, unless the batch is full."""
+    added = batch.append(timestamp=None, key=record.key, value=record.value, headers=record.headers)
+    return added is not None
 
 
 def _expire(future: asyncio.Future[Any], topic: str, timeout_s: float) -> None:

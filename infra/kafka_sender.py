@@ -17,6 +17,7 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError, NodeNotReadyEr
 
 from infra.kafka import BusUnavailable, RecordTooLarge, open_producer
 from infra.settings import KafkaSettings
+from schemas.headers import Headers
 
 _END_WITHIN_S = 1.0
 
@@ -39,7 +40,14 @@ class Sender:
         client.client.send = self._attempt
 
     async def send(
-        self, topic: str, value: bytes, *, key: bytes | None = None, partition: int | None = None, timeout_s: float
+        self,
+        topic: str,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        partition: int | None = None,
+        headers: Headers = (),
+        timeout_s: float,
     ) -> None:
         """Send one record and wait for its acknowledgement.
 
@@ -47,7 +55,7 @@ class Sender:
         and no task; finding the topic's layout and room in the queue is bounded by the client's own request timeout.
         """
         try:
-            future = await self._client.send(topic, value, key=key, partition=partition)
+            future = await self._client.send(topic, value, key=key, partition=partition, headers=headers)
         except MessageSizeTooLargeError as error:
             raise RecordTooLarge(f"{topic}: a record of {len(value)} bytes is too large") from error
         except (KafkaError, NotSent) as error:

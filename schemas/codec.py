@@ -1,46 +1,74 @@
 """Records to bytes and back: Confluent framing (a zero byte, a 4-byte big-endian schema id) around an Avro body.
 
-Schemas are compiled once at import. Decoding resolves the writer's schema, found by its id, to the newest one known
-here, so bytes of older and newer writers both become today's records.
+Schemas are compiled once. Decoding resolves the writer's schema, found by its id, to the one this reader knows as
+newest, so bytes of older and newer writers both become today's records.
 """
 
 from __future__ import annotations
 
+import json
 import struct
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Iterable, Mapping
 from io import BytesIO
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import fastavro
 from fastavro.schema import fingerprint as _fingerprint
 from fastavro.schema import to_parsing_canonical_form
 
-from schemas.lockfile import LockedSchema, LockfileError, latest, locked_schemas
-from schemas.records import (
-    BucketCharge,
-    DeadLetter,
-    InferenceFinished,
-    InferenceRequested,
-    Outcome,
-    Record,
-    Task,
-    UsageRecorded,
-)
-from schemas.tensors import Tensor
+from schemas.datum import Shape
+from schemas.facts import RECORD_TYPES, Record, SchemaPublished
+from schemas.lockfile import LockedSchema, LockfileError, locked_schemas, text_digest, versions_of
 
-R = TypeVar("R", InferenceRequested, InferenceFinished, UsageRecorded, DeadLetter)
+R = TypeVar("R", bound=Record)
 
-_MAGIC = b"\x00"
+_MAGIC = 0
 _HEADER = struct.Struct(">bI")
+_HEADER_BYTES = _HEADER.size
 
 
 class EncodeError(ValueError):
-    """A record that its schema cannot carry; the message names the record and, where known, the field."""
+    """A record that its schema cannot carry; the message names the record, the field and what was expected."""
 
 
 class DecodeError(ValueError):
-    """Bytes that are not a record of the expected kind; the message says what was found instead."""
+    """Bytes that are not a record of the expected kind: `reason` says what was found instead.
+
+    `topic`, `partition` and `offset` are the record's place on the log, None where it was not read from there.
+    """
+
+    def __init__(
+        self, reason: str, *, topic: str | None = None, partition: int | None = None, offset: int | None = None
+    ) -> None:
+        super().__init__(reason if topic is None else f"{topic} partition {partition} offset {offset}: {reason}")
+        self.reason = reason
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+
+
+class UnknownSchema(DecodeError):
+    """The frame names a schema id that this reader has not learnt; it may be a newer writer's."""
+
+
+class Placed(Protocol):
+    """A record as read from the log."""
+
+    @property
+    def topic(self) -> str:
+        """Topic it was read from."""
+
+    @property
+    def partition(self) -> int:
+        """Partition it was read from."""
+
+    @property
+    def offset(self) -> int:
+        """Offset it has."""
+
+    @property
+    def value(self) -> bytes | None:
+        """Its bytes; None when it has no value."""
 
 
 def fingerprint(definition: dict[str, Any]) -> str:
@@ -50,135 +78,139 @@ def fingerprint(definition: dict[str, Any]) -> str:
 
 
 class _Compiled:
-    """One published schema, checked against the lock file and ready to use."""
+    """One schema, ready to use."""
 
-    def __init__(self, locked: LockedSchema) -> None:
-        definition = locked.definition()
-        found = fingerprint(definition)
-        if found != locked.fingerprint:
-            raise LockfileError(
-                f"schemas/avro/{locked.file}: its fingerprint is {found}, but id {locked.id} was published with "
-                f"{locked.fingerprint}; a published schema never changes, add a new version instead"
-            )
-        self.id = locked.id
-        self.record = locked.record
+    __slots__ = ("fingerprint", "header", "id", "record", "schema")
+
+    def __init__(self, schema_id: int, record: str, definition: dict[str, Any]) -> None:
+        self.id = schema_id
+        self.record = record
+        self.fingerprint = fingerprint(definition)
         self.schema = fastavro.parse_schema(definition, named_schemas={})
-        self.header = _HEADER.pack(0, locked.id)
+        self.header = _HEADER.pack(_MAGIC, schema_id)
 
 
-_by_id = {s.id: _Compiled(s) for s in locked_schemas()}
-_TYPES: tuple[type[Record], ...] = (InferenceRequested, InferenceFinished, UsageRecorded, DeadLetter)
-_newest = {cls: _by_id[latest(cls.SCHEMA).id] for cls in _TYPES}
-
-
-def encode(record: Record) -> bytes:
-    """The framed Avro bytes of a record. Raises EncodeError when a value does not fit its schema."""
-    compiled = _newest[type(record)]
-    out = BytesIO()
-    out.write(compiled.header)
-    try:
-        fastavro.schemaless_writer(out, compiled.schema, _TO_DATUM[type(record)](record))
-    except (TypeError, ValueError, AttributeError, OverflowError, struct.error) as error:
-        raise EncodeError(f"{type(record).__name__}: {error}") from error
-    return out.getvalue()
-
-
-def decode(value: bytes | None, expected: type[R]) -> R:
-    """The record in these framed bytes, which must be of type `expected`.
-
-    Raises DecodeError for anything else: no value, another framing, an unknown schema id, another record, a broken
-    body or bytes after it. Nothing half-built is ever returned.
-    """
-    if value is None:
-        raise DecodeError(f"expected {expected.__name__}, found a record without a value")
-    if len(value) < _HEADER.size or value[:1] != _MAGIC:
-        raise DecodeError(
-            f"expected {expected.__name__} framed by 0x00 and a schema id, found {value[:5].hex() or 'nothing'}"
+def _compile(locked: LockedSchema) -> _Compiled:
+    """A published schema. Raises LockfileError when its file is not what was published."""
+    definition = locked.definition()
+    compiled = _Compiled(locked.id, locked.record, definition)
+    if (compiled.fingerprint, text_digest(definition)) != (locked.fingerprint, locked.sha256):
+        raise LockfileError(
+            f"schemas/avro/{locked.file} is not what was published as id {locked.id}; a published schema never "
+            "changes: restore the file and add a new version (inferlog schemas add)"
         )
-    schema_id = _HEADER.unpack_from(value)[1]
-    writer = _by_id.get(schema_id)
-    if writer is None:
-        raise DecodeError(f"schema id {schema_id} is unknown here")
-    if writer.record != expected.SCHEMA:
-        raise DecodeError(f"expected {expected.SCHEMA}, found {writer.record} (schema id {schema_id})")
-    reader = _newest[expected]
-    body = BytesIO(value)
-    body.seek(_HEADER.size)
+    return compiled
+
+
+class Codec:
+    """Encodes and decodes records by these schemas.
+
+    `pinned` makes a reader and writer of the past: full name of a record to the version it knows as newest.
+    """
+
+    def __init__(self, schemas: Iterable[LockedSchema], *, pinned: Mapping[str, int] | None = None) -> None:
+        known = tuple(schemas)
+        self._by_id = {s.id: _compile(s) for s in known}
+        self._newest: dict[type, tuple[_Compiled, Shape[Any]]] = {}
+        for cls in RECORD_TYPES:
+            found = versions_of(cls.SCHEMA, known)
+            if pinned and cls.SCHEMA in pinned:
+                found = [s for s in found if s.version <= pinned[cls.SCHEMA]]
+            if found:
+                self._newest[cls] = (self._by_id[found[-1].id], Shape(cls))
+
+    def encode(self, record: Record) -> bytes:
+        """The framed Avro bytes of a record. Raises EncodeError, naming the field, when a value does not fit."""
+        try:
+            compiled, shape = self._newest[type(record)]
+        except KeyError:
+            raise EncodeError(f"{type(record).__name__} is no record of the log") from None
+        out = BytesIO()
+        out.write(compiled.header)
+        try:
+            fastavro.schemaless_writer(out, compiled.schema, shape.datum(record))
+        except (TypeError, ValueError, AttributeError, OverflowError, struct.error) as error:
+            raise _refusal(record, shape, error) from error
+        return out.getvalue()
+
+    def decode(self, value: bytes | None, expected: type[R]) -> R:
+        """The record in these framed bytes, which must be of type `expected`.
+
+        Raises DecodeError for anything else: no value, another framing, another record, a broken body or bytes after
+        it; UnknownSchema for an id that was never learnt. Nothing half-built is ever returned.
+        """
+        if value is None:
+            raise DecodeError(f"expected {expected.__name__}, found a record without a value")
+        if len(value) < _HEADER_BYTES or value[0] != _MAGIC:
+            raise DecodeError(
+                f"expected {expected.__name__} framed by 0x00 and a schema id, found {value[:5].hex() or 'nothing'}"
+            )
+        schema_id = _HEADER.unpack_from(value)[1]
+        writer = self._by_id.get(schema_id)
+        if writer is None:
+            raise UnknownSchema(f"schema id {schema_id} is unknown here")
+        if writer.record != expected.SCHEMA:
+            raise DecodeError(f"expected {expected.SCHEMA}, found {writer.record} (schema id {schema_id})")
+        reader, shape = self._newest[expected]
+        body = BytesIO(value)
+        body.seek(_HEADER_BYTES)
+        try:
+            datum: Any = fastavro.schemaless_reader(body, writer.schema, None if reader is writer else reader.schema)
+            rest = len(value) - body.tell()
+            if not rest:
+                return cast("R", shape.record(datum))
+        except Exception as error:
+            raise DecodeError(f"{expected.__name__}: {type(error).__name__}: {error}") from error
+        raise DecodeError(f"{expected.__name__}: {rest} bytes follow the record")
+
+    def decode_at(self, record: Placed, expected: type[R]) -> R:
+        """The same for a record read from the log; the error then names its place."""
+        try:
+            return self.decode(record.value, expected)
+        except DecodeError as error:
+            raise type(error)(
+                error.reason, topic=record.topic, partition=record.partition, offset=record.offset
+            ) from error.__cause__
+
+    def fingerprint_of(self, kind: type[Record]) -> str:
+        """Fingerprint of the schema that records of this type are written with."""
+        return self._newest[kind][0].fingerprint
+
+    def learn(self, published: SchemaPublished) -> bool:
+        """Take a schema that a newer writer uses; False when its id was known.
+
+        Raises LockfileError when the id is known as another schema, or the text is not what its fingerprint says.
+        """
+        known = self._by_id.get(published.schema_id)
+        if known is not None:
+            if (known.record, known.fingerprint) != (published.record, published.fingerprint):
+                raise LockfileError(
+                    f"schema id {published.schema_id} is {known.record} ({known.fingerprint}) here and "
+                    f"{published.record} ({published.fingerprint}) on the log; an id never changes its meaning"
+                )
+            return False
+        try:
+            compiled = _Compiled(published.schema_id, published.record, json.loads(published.definition))
+        except Exception as error:
+            raise LockfileError(f"schema id {published.schema_id} on the log is no schema: {error}") from error
+        if compiled.fingerprint != published.fingerprint:
+            raise LockfileError(f"schema id {published.schema_id} on the log is not what its fingerprint says")
+        self._by_id[published.schema_id] = compiled
+        return True
+
+
+def _refusal(record: Record, shape: Shape[Any], error: Exception) -> EncodeError:
+    name = type(record).__name__
     try:
-        datum: Any = fastavro.schemaless_reader(body, writer.schema, None if reader is writer else reader.schema)
-        rest = len(value) - body.tell()
-        if rest:
-            raise DecodeError(f"{expected.__name__}: {rest} bytes follow the record")
-        return cast(R, _FROM_DATUM[expected](datum))
-    except DecodeError:
-        raise
-    except Exception as error:
-        raise DecodeError(f"{expected.__name__}: {type(error).__name__}: {error}") from error
+        shape.explain(record)
+    except ValueError as found:
+        return EncodeError(f"{name}.{found}")
+    return EncodeError(f"{name}.{error}")
 
 
-def _flat(cls: type[Record]) -> Callable[[Any], dict[str, Any]]:
-    names = tuple(f.name for f in fields(cls))
-    return lambda record: {name: getattr(record, name) for name in names}
-
-
-def _tensor_datum(t: Tensor) -> dict[str, Any]:
-    return {"name": t.name, "datatype": t.datatype, "shape": t.shape, "data": t.data}
-
-
-def _tensor(d: dict[str, Any]) -> Tensor:
-    return Tensor(name=d["name"], datatype=d["datatype"], shape=tuple(d["shape"]), data=d["data"])
-
-
-_requested_fields = _flat(InferenceRequested)
-_finished_fields = _flat(InferenceFinished)
-
-
-def _requested_datum(r: InferenceRequested) -> dict[str, Any]:
-    datum = _requested_fields(r)
-    datum["task"] = r.task.value
-    datum["inputs"] = [_tensor_datum(t) for t in r.inputs]
-    datum["limiter_buckets"] = [
-        {
-            "bucket": b.bucket,
-            "interval_us": b.interval_us,
-            "burst": b.burst,
-            "cost": b.cost,
-            "remaining": b.remaining,
-        }
-        for b in r.limiter_buckets
-    ]
-    return datum
-
-
-def _requested(d: dict[str, Any]) -> InferenceRequested:
-    d["task"] = Task(d["task"])
-    d["inputs"] = tuple(_tensor(t) for t in d["inputs"])
-    d["limiter_buckets"] = tuple(BucketCharge(**b) for b in d["limiter_buckets"])
-    return InferenceRequested(**d)
-
-
-def _finished_datum(r: InferenceFinished) -> dict[str, Any]:
-    datum = _finished_fields(r)
-    datum["outcome"] = r.outcome.value
-    datum["outputs"] = [_tensor_datum(t) for t in r.outputs]
-    return datum
-
-
-def _finished(d: dict[str, Any]) -> InferenceFinished:
-    d["outcome"] = Outcome(d["outcome"])
-    d["outputs"] = tuple(_tensor(t) for t in d["outputs"])
-    return InferenceFinished(**d)
-
-
-_TO_DATUM: dict[type[Record], Callable[[Any], dict[str, Any]]] = {
-    InferenceRequested: _requested_datum,
-    InferenceFinished: _finished_datum,
-    UsageRecorded: _flat(UsageRecorded),
-    DeadLetter: _flat(DeadLetter),
-}
-_FROM_DATUM: dict[type[Record], Callable[[dict[str, Any]], Record]] = {
-    InferenceRequested: _requested,
-    InferenceFinished: _finished,
-    UsageRecorded: lambda d: UsageRecorded(**d),
-    DeadLetter: lambda d: DeadLetter(**d),
-}
+_codec = Codec(locked_schemas())
+encode = _codec.encode
+decode = _codec.decode
+decode_at = _codec.decode_at
+fingerprint_of = _codec.fingerprint_of
+learn = _codec.learn

@@ -52,6 +52,24 @@ def usage_id(request_id: UUID) -> UUID:
     return uuid5(request_id, "usage")
 
 
+def cancelled_id(request_id: UUID) -> UUID:
+    """The event id of this request's RequestCancelled."""
+    return uuid5(request_id, "cancelled")
+
+
+def new_event_id() -> UUID:
+    """The event id of a change that somebody makes once, such as a new route; made in the change's transaction."""
+    return new_request_id()
+
+
+_SCHEMAS = uuid5(UUID(int=0), "inferlog:schemas")
+
+
+def schema_id_event(schema_id: int) -> UUID:
+    """The event id of the SchemaPublished for this id on the wire."""
+    return uuid5(_SCHEMAS, str(schema_id))
+
+
 _DEAD_LETTERS = uuid5(UUID(int=0), "inferlog:dead-letters")
 
 

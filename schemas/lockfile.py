@@ -6,11 +6,15 @@ at run time; `schemas.lock.json` travels with the code.
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
+
+LOCK_FILE = "schemas.lock.json"
 
 
 class LockfileError(ValueError):
@@ -19,13 +23,18 @@ class LockfileError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockedSchema:
-    """One published schema: `id` on the wire, the `version`-th of `record`, as stored in `file`."""
+    """One published schema: `id` on the wire, the `version`-th of `record`, as stored in `file`.
+
+    `fingerprint` tells what bytes look like (CRC-64-AVRO, without docs and defaults), `sha256` what was published
+    (`text_digest`, everything).
+    """
 
     id: int
     subject: str
     version: int
     record: str
     fingerprint: str
+    sha256: str
     file: str
 
     def definition(self) -> dict[str, Any]:
@@ -35,23 +44,39 @@ class LockedSchema:
         return parsed
 
 
-@lru_cache(maxsize=1)
-def locked_schemas() -> tuple[LockedSchema, ...]:
-    """Every published schema by ascending id. Raises LockfileError when an id or a record version repeats."""
-    entries = json.loads(files("schemas").joinpath("schemas.lock.json").read_text(encoding="utf-8"))
-    schemas = tuple(LockedSchema(**entry) for entry in entries)
+def text_digest(definition: dict[str, Any]) -> str:
+    """sha256 of a schema with its docs and defaults, whatever its file's spacing and order of attributes."""
+    text = json.dumps(definition, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def parse_lock(text: str) -> tuple[LockedSchema, ...]:
+    """The entries of a lock file by ascending id. Raises LockfileError when an id or a record's version repeats."""
+    schemas = tuple(LockedSchema(**entry) for entry in json.loads(text))
     ids = [s.id for s in schemas]
     if ids != sorted(set(ids)):
-        raise LockfileError(f"schemas.lock.json: ids must be unique and ascending, found {ids}")
+        raise LockfileError(f"{LOCK_FILE}: ids must be unique and ascending, found {ids}")
     versions = [(s.record, s.version) for s in schemas]
     if len(versions) != len(set(versions)):
-        raise LockfileError("schemas.lock.json: a record has the same version twice")
+        raise LockfileError(f"{LOCK_FILE}: a record has the same version twice")
     return schemas
+
+
+@lru_cache(maxsize=1)
+def locked_schemas() -> tuple[LockedSchema, ...]:
+    """Every published schema by ascending id. Raises LockfileError."""
+    return parse_lock(files("schemas").joinpath(LOCK_FILE).read_text(encoding="utf-8"))
+
+
+def versions_of(record: str, schemas: Sequence[LockedSchema] | None = None) -> list[LockedSchema]:
+    """The published schemas of a record's full name, oldest first; empty when there are none."""
+    found = [s for s in (locked_schemas() if schemas is None else schemas) if s.record == record]
+    return sorted(found, key=lambda s: s.version)
 
 
 def latest(record: str) -> LockedSchema:
     """The newest published schema of a record's full name. Raises LockfileError when there is none."""
-    found = [s for s in locked_schemas() if s.record == record]
+    found = versions_of(record)
     if not found:
-        raise LockfileError(f"schemas.lock.json: no schema is published for {record}")
-    return max(found, key=lambda s: s.version)
+        raise LockfileError(f"{LOCK_FILE}: no schema is published for {record}")
+    return found[-1]

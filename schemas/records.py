@@ -1,7 +1,8 @@
-"""The facts on the log, one frozen class each.
+"""What happens to a request, as facts on the log, one frozen class each (changes of the tables: `schemas.facts`).
 
 Field by field the meaning is in the `.avsc` file of the same name; here are the types the code works with. Times
-are aware datetimes in UTC, quantities integers in their smallest unit.
+are aware datetimes in UTC, quantities integers in their smallest unit. A field added later has a default here, as it
+has one in its schema, so that records written before it existed can be read.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from enum import Enum
 from typing import ClassVar
 from uuid import UUID
 
+from schemas.ranges import Count, PositiveCount, PositiveQuantity, Quantity
 from schemas.tensors import Tensor
 
 
@@ -39,10 +41,10 @@ class BucketCharge:
     """What the limiter took from one bucket: `cost` of `burst` units, each worth `interval_us` microseconds."""
 
     bucket: str
-    interval_us: int
-    burst: int
-    cost: int
-    remaining: int
+    interval_us: PositiveQuantity
+    burst: PositiveQuantity
+    cost: PositiveQuantity
+    remaining: Quantity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,7 @@ class InferenceRequested:
     price_id: str
     task: Task
     inputs: tuple[Tensor, ...]
-    item_count: int
+    item_count: PositiveCount
     deadline_at: datetime
     reply_to: str
     traceparent: str | None = None
@@ -87,13 +89,13 @@ class InferenceFinished:
     error_message: str | None = None
     outputs: tuple[Tensor, ...] = ()
     price_id: str
-    quantities: Mapping[str, int]
+    quantities: Mapping[str, Quantity]
     admitted_at: datetime
     worker: str
     batch_id: UUID
-    batch_items: int
-    queue_us: int
-    run_us: int
+    batch_items: Count
+    queue_us: Quantity
+    run_us: Quantity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,24 +111,41 @@ class UsageRecorded:
     model: str
     version: str
     price_id: str
-    quantities: Mapping[str, int]
+    quantities: Mapping[str, Quantity]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestCancelled:
+    """Somebody no longer wants a request; if it has not started it is not run and costs nothing."""
+
+    SCHEMA: ClassVar[str] = "inferlog.inference.v1.RequestCancelled"
+
+    event_id: UUID
+    occurred_at: datetime
+    request_id: UUID
+    customer_id: str
+    key_id: str | None = None
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """A record that could not be handled, with its evidence."""
+    """A record that could not be handled, with its evidence.
+
+    `value` is left out where it is too large to be written again; its place on the log, size and digest still say
+    what it was.
+    """
 
     SCHEMA: ClassVar[str] = "inferlog.inference.v1.DeadLetter"
 
     event_id: UUID
     occurred_at: datetime
     topic: str
-    partition: int
-    offset: int
+    partition: Count
+    offset: Quantity
     key: bytes | None = None
     value: bytes | None = None
+    value_size_bytes: Quantity | None = None
+    value_sha256: str | None = None
     reason: str
-    attempts: int
-
-
-Record = InferenceRequested | InferenceFinished | UsageRecorded | DeadLetter
+    attempts: PositiveCount

@@ -11,6 +11,8 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from schemas.ranges import PositiveQuantity, Quantity
+
 #: Open Inference Protocol datatypes and the size of one element in bytes; BYTES elements have no fixed size.
 ELEMENT_SIZE_BYTES: dict[str, int] = {
     "BOOL": 1,
@@ -34,21 +36,35 @@ class TensorError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Blob:
+    """Bytes kept outside their record, in S3 under `key`; size and digest (sha256, hex) say which they must be."""
+
+    key: str
+    sha256: str
+    size_bytes: PositiveQuantity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
     """`data` holds `prod(shape)` elements of `datatype`, row-major, little-endian.
 
     BYTES elements are each a 4-byte little-endian length followed by that many bytes (Triton's binary tensor
-    extension). Raises TensorError when the three do not agree.
+    extension). With `blob` the elements lie there and `data` is empty. Raises TensorError when they do not agree.
     """
 
     name: str
     datatype: str
-    shape: tuple[int, ...]
+    shape: tuple[Quantity, ...]
     data: bytes
+    blob: Blob | None = None
 
     def __post_init__(self) -> None:
         if any(d < 0 for d in self.shape):
             raise TensorError(f"tensor '{self.name}': shape {list(self.shape)} has a negative dimension")
+        if self.blob is not None:
+            if self.data:
+                raise TensorError(f"tensor '{self.name}': has both data and a blob")
+            return
         count = math.prod(self.shape)
         if self.datatype == BYTES:
             found = sum(1 for _ in _split(self.name, self.data))

@@ -9,17 +9,30 @@ import hashlib
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from schemas.facts import (
+    BillingAdjusted,
+    KeyChanged,
+    ModelPublished,
+    PriceBookPublished,
+    Record,
+    RouteChanged,
+    SchemaPublished,
+)
 from schemas.keys import prefixed
-from schemas.records import DeadLetter, InferenceFinished, InferenceRequested, Record, UsageRecorded
+from schemas.records import DeadLetter, InferenceFinished, InferenceRequested, RequestCancelled, UsageRecorded
 
 _DAY_MS = 24 * 3600 * 1000
+_FOR_EVER = -1
 
 DEFAULT_POOL = "default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """A topic as it must exist on the broker; `why` justifies key, partitions and retention."""
+    """A topic as it must exist on the broker; `why` justifies key, partitions and retention.
+
+    `retention_ms` is -1 for ever. `may_grow`: partitions may be added, because no key must stay where it is.
+    """
 
     name: str
     key: str
@@ -27,6 +40,7 @@ class Topic:
     partitions: int
     retention_ms: int
     cleanup_policy: str = "delete"
+    may_grow: bool = False
     max_message_bytes: int = 8 * 1024 * 1024
     why: str
 
@@ -51,8 +65,22 @@ def requests_topic(pool: str = DEFAULT_POOL) -> Topic:
         record=InferenceRequested,
         partitions=8,
         retention_ms=40 * _DAY_MS,
+        may_grow=True,
         why="Partition is chosen by version (see partition_for), so that few workers hold a version's weights; limits "
         "and conservation are proved from it, and so only as far back as it is kept.",
+    )
+
+
+def _changes(name: str, key: str, record: type[Record]) -> Topic:
+    """The history of a table."""
+    return Topic(
+        name=f"inference.{name}.v1",
+        key=key,
+        record=record,
+        partitions=1,
+        retention_ms=_FOR_EVER,
+        why="Rare, and kept whole for ever: what was true at any moment is read off it. One partition keeps the order "
+        "of the table's changes; compaction would keep only the last state.",
     )
 
 
@@ -82,9 +110,34 @@ DEAD_LETTERS = Topic(
 )
 
 
+CANCELLATIONS = Topic(
+    name="inference.cancellations.v1",
+    key="request_id",
+    record=RequestCancelled,
+    partitions=1,
+    retention_ms=40 * _DAY_MS,
+    why="Every worker reads all of it, so one partition; kept as long as the requests it is about.",
+)
+MODELS = _changes("models", "model", ModelPublished)
+ROUTES = _changes("routes", "model", RouteChanged)
+KEYS = _changes("keys", "key_id", KeyChanged)
+PRICES = _changes("prices", "price_id", PriceBookPublished)
+ADJUSTMENTS = _changes("adjustments", "customer_id", BillingAdjusted)
+SCHEMAS = Topic(
+    name="inference.schemas.v1",
+    key="schema id",
+    record=SchemaPublished,
+    partitions=1,
+    retention_ms=_FOR_EVER,
+    cleanup_policy="compact",
+    why="An id means one schema for ever, so the newest record per id is all there is to know.",
+)
+
+
 def all_topics(pools: tuple[str, ...] = (DEFAULT_POOL,)) -> tuple[Topic, ...]:
     """Every topic an installation with these pools needs."""
-    return (*(requests_topic(pool) for pool in pools), RESULTS, USAGE, DEAD_LETTERS)
+    changes = (MODELS, ROUTES, KEYS, PRICES, ADJUSTMENTS)
+    return (*(requests_topic(pool) for pool in pools), RESULTS, USAGE, CANCELLATIONS, DEAD_LETTERS, *changes, SCHEMAS)
 
 
 @lru_cache(maxsize=4096)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from infra.postgres import is_data_error, is_outage
-from schemas.codec import DecodeError, decode
+from schemas.codec import DecodeError, decode_at
 from schemas.records import UsageRecorded
 from streams.dead_letters import DeadLetterRow, RawRecord, refuse_if_systemic, set_aside
 from streams.projections import (
@@ -77,7 +77,7 @@ def sort_out(records: Sequence[RawRecord]) -> SortedBatch:
     dead: list[DeadLetterRow] = []
     for source in records:
         try:
-            record = decode(source.value, UsageRecorded)
+            record = decode_at(source, UsageRecorded)
             check_fit(record)
         except (DecodeError, UnfitRecord) as error:
             dead.append(set_aside(source, f"{type(error).__name__}: {error}"))

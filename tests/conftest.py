@@ -60,14 +60,16 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="session")
-def servers(stack: Stack) -> dict[str, str]:
+def servers(stack: Stack) -> Iterator[dict[str, str]]:
     """Settings that reach the servers, with a migrated database to clone from."""
     env = stack.up(services_only=True)
     run_apart(_make_template(env["INFERLOG_POSTGRES_DSN"]))
-    return env
+    yield env
+    run_apart(_drop(env["INFERLOG_POSTGRES_DSN"], _TEMPLATE))
 
 
-_TEMPLATE = "inferlog_template"
+#: One per process, because several may run tests on one stack.
+_TEMPLATE = f"inferlog_template_{os.getpid()}"
 _number = itertools.count(1)
 
 

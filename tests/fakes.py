@@ -14,6 +14,7 @@ from api.admission.versions import RegisteredVersion, RegistryAway, Route
 from api.results import CacheAway
 from infra.kafka import BusUnavailable
 from infra.redis import LuaCall
+from schemas.headers import Headers
 from schemas.manifest import Manifest, TensorSpec
 from schemas.records import Task
 
@@ -165,15 +166,24 @@ class FakeSender:
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, int | None, bytes | None, bytes]] = []
+        self.headers: dict[str, bytes] = {}
         self.fails: Exception | None = None
         self.abandoned = False
         self.topics: Mapping[str, int] = {"inference.requests.default.v1": 8}
 
     async def send(
-        self, topic: str, value: bytes, *, key: bytes | None = None, partition: int | None = None, timeout_s: float
+        self,
+        topic: str,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        partition: int | None = None,
+        headers: Headers = (),
+        timeout_s: float,
     ) -> None:
         if self.fails is not None:
             raise self.fails
+        self.headers = dict(headers)
         self.sent.append((topic, partition, key, value))
 
     async def partitions(self, topic: str, *, timeout_s: float) -> int:

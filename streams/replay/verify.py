@@ -19,7 +19,7 @@ from infra.kafka import BusUnavailable, KafkaError
 from infra.kafka_admin import open_admin
 from infra.postgres import Connection, connect, queries
 from infra.settings import ReplaySettings
-from schemas.codec import DecodeError, decode
+from schemas.codec import DecodeError, decode_at
 from schemas.keys import ledger_group, worker_group
 from schemas.records import InferenceFinished, InferenceRequested, UsageRecorded
 from schemas.topics import RESULTS, USAGE, requests_topic
@@ -88,7 +88,7 @@ class _Reading:
     ) -> None:
         async for entry in self.reader.read(topic, spans, progress=self.progress):
             try:
-                record = decode(entry.value, kind)
+                record = decode_at(entry, kind)
             except DecodeError:
                 self.undecodable[topic] = self.undecodable.get(topic, 0) + 1
                 broken(entry)

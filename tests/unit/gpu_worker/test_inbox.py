@@ -15,6 +15,7 @@ from gpu_worker.inbox import Inbox
 from gpu_worker.recovery import Recorded
 from infra.kafka import BusUnavailable, KafkaError, RecordTooLarge, TopicPartition
 from schemas.codec import decode, encode
+from schemas.headers import Headers
 from schemas.records import DeadLetter
 from tests.conditions import eventually
 from tests.factories import finished, requested
@@ -60,7 +61,7 @@ class ScriptedProducer:
         self.letters: list[DeadLetter] = []
         self.errors: list[Exception] = []
 
-    async def send(self, topic: str, value: bytes, *, key: bytes, timeout_s: float) -> None:
+    async def send(self, topic: str, value: bytes, *, key: bytes, headers: Headers, timeout_s: float) -> None:
         if self.errors:
             raise self.errors.pop(0)
         self.letters.append(decode(value, DeadLetter))

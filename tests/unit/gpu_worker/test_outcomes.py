@@ -13,7 +13,7 @@ import pytest
 from gpu_worker import outcomes as module
 from gpu_worker.endings import Ended
 from gpu_worker.outcomes import KafkaRedisOutcomes, usage
-from infra.kafka import BusUnavailable, KafkaError
+from infra.kafka import BusUnavailable, KafkaError, KeyedRecord
 from infra.redis import RedisError
 from schemas.codec import decode
 from schemas.records import InferenceFinished, Outcome, UsageRecorded
@@ -21,7 +21,7 @@ from schemas.tensors import Tensor
 from tests.conditions import eventually
 from tests.factories import NOON, finished, requested
 
-LogRecord = tuple[str, bytes, bytes]
+LogRecord = KeyedRecord
 
 
 class ScriptedProducer:
@@ -116,7 +116,7 @@ async def test_results_are_on_the_log_before_usage_and_before_the_cache_is_touch
     await made(producer, redis).record([end(finished(request))])
     assert journal[0] == "results acknowledged"
     assert sorted(journal[1:]) == ["cached", "usage acknowledged"]
-    (results, key, value), (usage_topic, customer, billed) = producer.sent
+    (results, key, value, _), (usage_topic, customer, billed, _) = producer.sent
     assert (results, key) == ("ns.inference.results.v1", request.request_id.bytes)
     assert decode(value, InferenceFinished) == finished(request, batch_id=decode(value, InferenceFinished).batch_id)
     assert (usage_topic, customer) == ("ns.inference.usage.v1", b"cus_acme")
@@ -141,7 +141,7 @@ async def test_only_success_is_billed(outcome: Outcome) -> None:
     producer = ScriptedProducer([])
     failed = finished(outcome=outcome, outputs=(), quantities={}, error_code="x", error_message="y")
     await made(producer, ScriptedRedis([])).record([end(failed)])
-    assert [topic for topic, _, _ in producer.sent] == ["ns.inference.results.v1"]
+    assert [topic for topic, _, _, _ in producer.sent] == ["ns.inference.results.v1"]
 
 
 async def test_while_kafka_is_away_results_are_held_and_then_written() -> None:
@@ -170,7 +170,7 @@ async def test_records_on_their_way_are_waited_for_and_not_sent_twice(caplog: py
 async def test_only_the_record_that_failed_is_sent_again() -> None:
     producer = ScriptedProducer([], "first fails")
     await made(producer, ScriptedRedis([])).record([end(), end()])
-    topics = [topic for topic, _, _ in producer.sent]
+    topics = [topic for topic, _, _, _ in producer.sent]
     assert topics == ["ns.inference.results.v1"] * 3 + ["ns.inference.usage.v1"] * 2
 
 
@@ -187,7 +187,7 @@ async def test_a_result_that_no_topic_takes_becomes_a_failure_that_is_not_billed
     producer, redis = ScriptedProducer([]), ScriptedRedis([])
     huge = Tensor(name="x", datatype="UINT8", shape=(1, 9 * 1024 * 1024), data=bytes(9 * 1024 * 1024))
     await made(producer, redis).record([end(finished(outputs=(huge,)))])
-    ((_, _, value),) = producer.sent
+    ((_, _, value, _),) = producer.sent
     found = decode(value, InferenceFinished)
     assert (found.outcome, found.error_code, found.quantities) == (Outcome.FAILED, "result_too_large", {})
     assert redis.commands[0][2] == value
@@ -213,7 +213,7 @@ async def test_usage_of_batches_recorded_together_goes_together_and_each_waits_f
         "results acknowledged",
         "usage acknowledged",
     ]
-    assert [topic for topic, _, _ in producer.sent].count("ns.inference.usage.v1") == 7
+    assert [topic for topic, _, _, _ in producer.sent].count("ns.inference.usage.v1") == 7
 
 
 async def test_a_batch_given_up_does_not_take_the_usage_of_others_with_it() -> None:
@@ -233,7 +233,7 @@ async def test_a_result_that_is_not_acknowledged_is_neither_billed_nor_answered(
     producer = ScriptedProducer(journal, "silent")
     task = asyncio.create_task(made(producer, ScriptedRedis(journal)).record([end()]))
     await eventually(lambda: producer.futures)
-    assert [topic for topic, _, _ in producer.sent] == ["ns.inference.results.v1"]
+    assert [topic for topic, _, _, _ in producer.sent] == ["ns.inference.results.v1"]
     assert journal == []
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -246,7 +246,7 @@ async def test_a_run_recorded_past_its_deadline_is_expired_and_not_billed(outcom
     late, in_time = end(finished(outcome=outcome), within_s=5), end(within_s=5.1)
     clock.after_noon_s = 5
     await outcomes.record([late, in_time])
-    (_, _, first), (_, _, second), (_, _, billed) = producer.sent
+    (_, _, first, _), (_, _, second, _), (_, _, billed, _) = producer.sent
     expired = decode(first, InferenceFinished)
     assert (expired.outcome, expired.outputs, expired.quantities) == (Outcome.EXPIRED, (), {})
     assert expired.error_code == "deadline_exceeded"
@@ -265,7 +265,7 @@ async def test_a_result_that_waited_for_kafka_past_its_deadline_is_expired() -> 
 
     producer = ScriptedProducer([], away)
     await made(producer, ScriptedRedis([]), clock=clock).record([end()])
-    ((_, _, value),) = producer.sent
+    ((_, _, value, _),) = producer.sent
     assert decode(value, InferenceFinished).outcome is Outcome.EXPIRED
 
 
@@ -278,7 +278,7 @@ async def test_a_result_that_may_be_on_the_log_never_changes() -> None:
 
     producer = ScriptedProducer([], fails)
     await made(producer, ScriptedRedis([]), clock=clock).record([end()])
-    (_, _, first), (_, _, again), (usage_topic, _, _) = producer.sent
+    (_, _, first, _), (_, _, again, _), (usage_topic, _, _, _) = producer.sent
     assert first == again
     assert usage_topic == "ns.inference.usage.v1"
 
@@ -292,9 +292,9 @@ async def test_of_a_batch_that_was_handed_over_in_part_only_the_rest_can_still_e
 
     producer = ScriptedProducer([], room_for_one)
     await made(producer, ScriptedRedis([]), clock=clock).record([end(), end()])
-    results = [decode(v, InferenceFinished).outcome for t, _, v in producer.sent if t == "ns.inference.results.v1"]
+    results = [decode(v, InferenceFinished).outcome for t, _, v, _ in producer.sent if t == "ns.inference.results.v1"]
     assert results == [Outcome.SUCCEEDED, Outcome.EXPIRED]
-    assert [t for t, _, _ in producer.sent].count("ns.inference.usage.v1") == 1
+    assert [t for t, _, _, _ in producer.sent].count("ns.inference.usage.v1") == 1
 
 
 async def test_an_end_that_is_on_the_log_is_billed_and_answered_whenever_it_is_found() -> None:
@@ -302,7 +302,7 @@ async def test_an_end_that_is_on_the_log_is_billed_and_answered_whenever_it_is_f
     found = replace(end(within_s=5), logged=b"the bytes on the log")
     clock.after_noon_s = 3600
     await made(producer, redis, clock=clock).record([found])
-    ((topic, _, billed),) = producer.sent
+    ((topic, _, billed, _),) = producer.sent
     assert topic == "ns.inference.usage.v1"
     assert decode(billed, UsageRecorded) == usage(found.finished)
     assert redis.commands[0][:3] == ("SET", f"ns.result:{found.finished.request_id}", b"the bytes on the log")

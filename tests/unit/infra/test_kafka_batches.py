@@ -10,16 +10,16 @@ from aiokafka.errors import KafkaTimeoutError
 
 from infra.kafka import BusUnavailable, KeyedRecord, Producer, RecordTooLarge, partition_of_key
 
-RECORDS: list[KeyedRecord] = [("results", bytes([n]) * 16, b"value") for n in range(20)]
+RECORDS: list[KeyedRecord] = [KeyedRecord("results", bytes([n]) * 16, b"value") for n in range(20)]
 
 
 class Batch:
     def __init__(self) -> None:
         self.size_bytes = 0
 
-    def append(self, *, timestamp: None, key: bytes, value: bytes) -> bool:
+    def append(self, *, timestamp: None, key: bytes, value: bytes, headers: object) -> object | None:
         self.size_bytes += len(value)
-        return self.size_bytes <= 10
+        return self if self.size_bytes <= 10 else None
 
     def close(self) -> None:
         pass
@@ -55,7 +55,7 @@ async def test_every_record_is_handed_over_once_and_with_its_partition() -> None
     assert unsent == []
     assert sorted(r for _, records in sent for r in records) == RECORDS
     for _, records in sent:
-        assert len({partition_of_key(key, 4) for _, key, _ in records}) == 1
+        assert len({partition_of_key(key, 4) for _, key, _, _ in records}) == 1
         assert len(records) <= 2
 
 
@@ -79,4 +79,4 @@ async def test_when_nothing_was_handed_over_the_log_is_away() -> None:
 async def test_a_record_that_fits_no_batch_is_refused() -> None:
     client: Any = Client(room=9)
     with pytest.raises(RecordTooLarge, match="a record of 11 bytes"):
-        await Producer(client).enqueue_all([("results", b"k", b"x" * 11)], timeout_s=5)
+        await Producer(client).enqueue_all([KeyedRecord("results", b"k", b"x" * 11)], timeout_s=5)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from uuid import UUID
 
-from schemas.codec import encode
 from schemas.ids import usage_id
 from schemas.records import UsageRecorded
 from streams.dead_letters import RawRecord
 from streams.projections import LocatedUsage, content_digest
+from tests.factories import encode_unchecked
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
 TOPIC = "inference.usage.v1"
@@ -38,7 +38,7 @@ def usage(
 
 
 def raw(record: UsageRecorded | bytes | None, offset: int, *, partition: int = 0) -> RawRecord:
-    value = encode(record) if isinstance(record, UsageRecorded) else record
+    value = encode_unchecked(record) if isinstance(record, UsageRecorded) else record
     return RawRecord(topic=TOPIC, partition=partition, offset=offset, key=b"acme", value=value)
 
 

@@ -1,0 +1,215 @@
+"""Typed records to the plain values Avro writes, and back. What a field may hold is read off its type hint, once.
+
+Everything a schema would take silently and wrongly is refused here, with the field's name: floats and booleans for
+integers, integers out of range, times without a zone.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from enum import Enum
+from operator import attrgetter
+from typing import Annotated, Any, Generic, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from schemas.ranges import Range
+
+T = TypeVar("T")
+
+_Convert = Callable[[Any], Any]
+_LONGEST_SHOWN = 60
+
+
+class BadValue(ValueError):
+    """A value that its field cannot carry. `path` names the field, as in `inputs[0].shape`."""
+
+    def __init__(self, path: str, expected: str, found: object) -> None:
+        shown = repr(found)
+        shown = shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}…"
+        super().__init__(f"{path}: expected {expected}, found {shown} ({type(found).__name__})")
+        self.path = path
+        self.expected = expected
+        self.found = found
+
+    def inside(self, path: str) -> BadValue:
+        """The same, seen from the record or list that holds the field."""
+        joint = "" if self.path.startswith("[") else "."
+        return BadValue(f"{path}{joint}{self.path}", self.expected, self.found)
+
+
+class Shape(Generic[T]):
+    """How one dataclass becomes a datum and how a datum becomes it. Made once per class."""
+
+    def __init__(self, cls: type[T]) -> None:
+        self._cls: Any = cls
+        self._names = tuple(f.name for f in fields(cast("Any", cls)))
+        self._values: Callable[[T], tuple[Any, ...]] = attrgetter(*self._names)
+        hints = get_type_hints(cls, include_extras=True)
+        self._kinds = tuple(_Kind(hints[name]) for name in self._names)
+        self._out = [(n, k.outward) for n, k in zip(self._names, self._kinds, strict=True) if k.outward]
+        self._in = [(n, k.inward) for n, k in zip(self._names, self._kinds, strict=True) if k.inward]
+        # Combinations of exact types that were found good; there are few, and looking one up costs next to nothing.
+        self._good: set[tuple[type, ...]] = set()
+
+    def datum(self, record: T) -> dict[str, Any]:
+        """The record's fields as Avro takes them. Raises BadValue naming the first field that does not fit."""
+        values = self._values(record)
+        types_found = tuple(map(type, values))
+        if types_found not in self._good:
+            for name, kind, value in zip(self._names, self._kinds, values, strict=True):
+                if not kind.admits(value):
+                    raise BadValue(name, kind.words, value)
+            self._good.add(types_found)
+        found = dict(zip(self._names, values, strict=True))
+        name = ""
+        try:
+            for name, convert in self._out:
+                found[name] = convert(found[name])
+        except BadValue as error:
+            raise error.inside(name) if error.path else BadValue(name, error.expected, error.found) from None
+        return found
+
+    def record(self, datum: dict[str, Any]) -> T:
+        """The typed record; fields that the datum lacks take their defaults. Changes the datum."""
+        for name, convert in self._in:
+            if name in datum:
+                datum[name] = convert(datum[name])
+        made: T = self._cls(**datum)
+        return made
+
+    def explain(self, record: T) -> None:
+        """Raise BadValue for text that cannot be written as UTF-8, which only the writer itself meets."""
+        for name, value in zip(self._names, self._values(record), strict=True):
+            _explain(name, value)
+
+
+def _explain(path: str, value: object) -> None:
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise BadValue(path, "text that can be written as UTF-8", value) from None
+    elif isinstance(value, Mapping):
+        for key in value:
+            _explain(f"{path}[{key!r}]", key)
+    elif isinstance(value, tuple):
+        for number, one in enumerate(value):
+            _explain(f"{path}[{number}]", one)
+    elif is_dataclass(value):
+        for field in fields(value):
+            _explain(f"{path}.{field.name}", getattr(value, field.name))
+
+
+class _Kind:
+    """What one type hint admits, and how its values are converted. `outward` also checks what a type cannot say."""
+
+    def __init__(self, hint: Any) -> None:
+        self.nullable = False
+        if get_origin(hint) in (Union, types.UnionType):
+            inner = [a for a in get_args(hint) if a is not type(None)]
+            self.nullable = len(inner) < len(get_args(hint))
+            (hint,) = inner
+        self.bounds: Range | None = None
+        if get_origin(hint) is Annotated:
+            hint, self.bounds = get_args(hint)
+        self.type: Any = get_origin(hint) or hint
+        outward, inward = _conversions(hint, self.type, self.bounds)
+        self.outward = _past_null(outward) if self.nullable else outward
+        self.inward = _past_null(inward) if self.nullable else inward
+
+    @property
+    def words(self) -> str:
+        """What is expected, in words."""
+        name = _WORDS.get(self.type) or self.type.__name__
+        return f"{name} or None" if self.nullable else name
+
+    def admits(self, value: object) -> bool:
+        """Whether a value's type fits; a bool is no integer here."""
+        if value is None:
+            return self.nullable
+        return isinstance(value, self.type) and not (self.type is int and isinstance(value, bool))
+
+
+_WORDS: dict[Any, str] = {int: "an integer", str: "text", bytes: "bytes", datetime: "a time", tuple: "a tuple"}
+
+
+def _conversions(hint: Any, kind: Any, bounds: Range | None) -> tuple[_Convert | None, _Convert | None]:
+    if kind is int:
+        return _within(bounds), None
+    if kind is datetime:
+        return _with_zone, None
+    if kind is tuple:
+        return _of_tuple(_Kind(get_args(hint)[0]))
+    if isinstance(kind, type) and issubclass(kind, Mapping):
+        return _of_map(_Kind(get_args(hint)[1])), None
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return attrgetter("value"), kind
+    if is_dataclass(kind):
+        shape: Shape[Any] = Shape(cast("type[Any]", kind))
+        return shape.datum, shape.record
+    return None, None
+
+
+def _past_null(convert: _Convert | None) -> _Convert | None:
+    if convert is None:
+        return None
+    return lambda value: None if value is None else convert(value)
+
+
+def _within(bounds: Range | None) -> _Convert | None:
+    if bounds is None:
+        raise TypeError("every integer of a record needs a Range")
+    low, high = bounds.low, bounds.high
+
+    def check(value: int) -> int:
+        if not low <= value <= high:
+            raise BadValue("", f"an integer from {low} to {high}", value)
+        return value
+
+    return check
+
+
+def _with_zone(value: datetime) -> datetime:
+    if value.utcoffset() is None:
+        raise BadValue("", "a time with a zone", value)
+    return value
+
+
+def _of_tuple(kind: _Kind) -> tuple[_Convert, _Convert]:
+    convert = kind.outward
+
+    def outward(values: tuple[Any, ...]) -> list[Any]:
+        found = []
+        for number, value in enumerate(values):
+            if not kind.admits(value):
+                raise BadValue(f"[{number}]", kind.words, value)
+            try:
+                found.append(convert(value) if convert else value)
+            except BadValue as error:
+                raise (
+                    error.inside(f"[{number}]") if error.path else BadValue(f"[{number}]", error.expected, error.found)
+                ) from None
+        return found
+
+    inward = kind.inward
+    return outward, (lambda values: tuple(map(inward, values))) if inward else tuple
+
+
+def _of_map(kind: _Kind) -> _Convert:
+    if kind.type is not int or kind.bounds is None:
+        raise TypeError("a record's map holds integers with a Range")
+    low, high = kind.bounds.low, kind.bounds.high
+
+    def outward(values: Mapping[str, int]) -> dict[str, int]:
+        for key, value in values.items():
+            if not isinstance(key, str):
+                raise BadValue(f"[{key!r}]", "text as key", key)
+            if not kind.admits(value):
+                raise BadValue(f"[{key!r}]", kind.words, value)
+            if not low <= value <= high:
+                raise BadValue(f"[{key!r}]", f"an integer from {low} to {high}", value)
+        return values if type(values) is dict else dict(values)
+
+    return outward
