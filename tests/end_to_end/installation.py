@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,7 +92,15 @@ class Said:
     document: dict[str, Any]
 
 
-async def call_digits(url: str, key: str, count: int, *, at_once: int = 64, timeout_s: float = 60.0) -> list[Said]:
+async def call_digits(
+    url: str,
+    key: str,
+    count: int,
+    *,
+    at_once: int = 64,
+    timeout_s: float = 60.0,
+    headers: Mapping[str, str] | None = None,
+) -> list[Said]:
     """`count` small requests, at most `at_once` together, each to its answer."""
     body = {"inputs": [{"name": "pixels", "shape": [1, 64], "datatype": "FP32", "data": [0.5] * 64}]}
     gate = asyncio.Semaphore(at_once)
@@ -102,7 +110,7 @@ async def call_digits(url: str, key: str, count: int, *, at_once: int = 64, time
             return Said(status=answer.status, document=await answer.json(content_type=None))
 
     connector = aiohttp.TCPConnector(limit=at_once)
-    headers = {"Authorization": f"Bearer {key}"}
+    headers = {"Authorization": f"Bearer {key}", **(headers or {})}
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
         return list(await asyncio.gather(*(one(session) for _ in range(count))))

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from infra.kafka import TopicPartition, open_consumer
+from infra.settings import KafkaSettings, operator_settings
+from schemas.lockfile import latest
+from schemas.topics import RESULTS, USAGE, requests_topic
 from tests.conditions import eventually
 from tests.end_to_end.installation import Installation, Spawn, call_digits, statuses
 from tests.integration.api_desk import run
@@ -19,12 +23,42 @@ from tests.integration.worker_desk import constant_bundle
 LATEST_VERSION_WINS = """
 import dataclasses, pathlib
 import gpu_worker.inbox as inbox
-real = inbox.decode
-def decode(value, kind):
-    record = real(value, kind)
+real = inbox.decode_at
+def decode_at(raw, kind):
+    record = real(raw, kind)
     return dataclasses.replace(record, version=pathlib.Path({path!r}).read_text())
-inbox.decode = decode
+inbox.decode_at = decode_at
 """
+
+
+TRACEPARENT = f"00-{'4b' * 16}-{'a7' * 8}-01"
+
+
+async def _every_record_says_what_it_is(settings: KafkaSettings) -> None:
+    """Headers name schema, fingerprint and producer on every record, and the caller's trace on all three of a call."""
+    written = {requests_topic(): "api", RESULTS: "gpu_worker", USAGE: "gpu_worker"}
+    for topic, producer in written.items():
+        kind, name = topic.record, topic.in_namespace(settings.namespace).name
+        traces = []
+        for headers in await _headers(settings, name, topic.partitions):
+            assert headers["inferlog.schema"] == kind.SCHEMA.encode()
+            assert headers["inferlog.fingerprint"] == latest(kind.SCHEMA).fingerprint.encode()
+            assert headers["inferlog.producer"].startswith(f"{producer}/".encode())
+            traces += [headers["traceparent"]] if "traceparent" in headers else []
+        assert traces == [TRACEPARENT.encode()], f"{name}: {traces}"
+
+
+async def _headers(settings: KafkaSettings, topic: str, partitions: int) -> list[dict[str, bytes]]:
+    places = [TopicPartition(topic, n) for n in range(partitions)]
+    async with open_consumer(settings, group=None) as consumer:
+        consumer.assign(places)
+        await consumer.seek_to_beginning(*places)
+        ends = await consumer.end_offsets(places)
+        found: list[dict[str, bytes]] = []
+        while any([await consumer.position(p) < ends[p] for p in places]):
+            batches = await consumer.getmany(timeout_ms=1000)
+            found += [dict(r.headers) for records in batches.values() for r in records]
+        return found
 
 
 @pytest.fixture
@@ -64,6 +98,8 @@ async def test_i3_a_route_switched_while_200_wait_changes_none_of_them(
     assert await _switch_while_waiting(installation, tmp_path) == {"old"}
     installation.start_ledger()
     assert installation.verify()["holds"] is True
+    await call_digits(installation.url, installation.key, 1, headers={"traceparent": TRACEPARENT})
+    await _every_record_says_what_it_is(operator_settings(installation.env).kafka)
 
 
 async def test_i3_without_the_version_in_the_request_they_get_the_new_one(

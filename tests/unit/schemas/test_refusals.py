@@ -1,0 +1,126 @@
+"""What no field may carry is refused when it is encoded, with the field's name: every field of every record."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from datetime import datetime, timezone
+from enum import Enum
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from uuid import UUID
+
+import pytest
+
+from schemas.codec import EncodeError, decode, encode
+from schemas.facts import RECORD_TYPES, Record
+from schemas.tensors import Tensor
+from tests.factories import usage
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
+
+
+def _plain_hint(hint: Any) -> tuple[Any, bool]:
+    """The hint without None, and whether None was in it."""
+    if get_origin(hint) in (Union, types.UnionType):
+        (inner,) = [a for a in get_args(hint) if a is not type(None)]
+        return inner, True
+    return hint, False
+
+
+def _sample(hint: Any) -> Any:
+    hint, _ = _plain_hint(hint)
+    origin = get_origin(hint)
+    if origin is Annotated:
+        return get_args(hint)[1].low
+    if origin is tuple:
+        return (_sample(get_args(hint)[0]),)
+    if origin is not None and issubclass(origin, Mapping):
+        return {"items": 1}
+    if hint is Tensor:
+        return Tensor(name="x", datatype="FP32", shape=(1,), data=bytes(4))
+    if issubclass(hint, Enum):
+        return list(hint)[-1]
+    known = {str: "text", bytes: b"bytes", UUID: UUID(int=7), datetime: NOON}
+    return known[hint] if hint in known else sample(hint)
+
+
+def sample(cls: Any) -> Any:
+    """A record of this class with every field set."""
+    hints = get_type_hints(cls, include_extras=True)
+    return cls(**{f.name: _sample(hints[f.name]) for f in fields(cls)})
+
+
+def _bad(hint: Any) -> Iterator[Any]:
+    """Values that a field of this type must refuse."""
+    hint, nullable = _plain_hint(hint)
+    if not nullable:
+        yield None
+    origin = get_origin(hint)
+    if origin is Annotated:
+        bounds = get_args(hint)[1]
+        yield from (1.0, True, "1", bounds.low - 1, bounds.high + 1, 2**64)
+    elif origin is tuple:
+        yield from ([], "text", (object(),), (1.5,))
+    elif origin is not None and issubclass(origin, Mapping):
+        yield from ([("items", 1)], {"items": 1.5}, {"items": True}, {"items": 2**63}, {1: 1}, {"items": None})
+        yield {"items": "1"}
+    elif hint is str:
+        yield from (1, b"bytes", "\ud800", UUID(int=1))
+    elif hint is bytes:
+        yield from ("text", bytearray(b"x"), 1)
+    elif hint is datetime:
+        yield from (datetime(2026, 3, 1, 12), 1_780_000_000, "2026-03-01T12:00:00Z", NOON.date())  # noqa: DTZ001
+    elif hint is UUID:
+        yield from (str(UUID(int=1)), 1, b"x" * 16)
+    elif is_dataclass(hint):
+        yield from ({}, "text")
+    else:
+        yield from ("SUCCEEDED", 1)
+
+
+CASES = [
+    pytest.param(cls, f.name, bad, id=f"{cls.__name__}.{f.name}={bad!r:.20}")
+    for cls in RECORD_TYPES
+    for f in fields(cls)
+    for bad in _bad(get_type_hints(cls, include_extras=True)[f.name])
+]
+
+
+@pytest.mark.parametrize(("cls", "name", "bad"), CASES)
+def test_a_bad_value_is_refused_with_the_fields_name(cls: type[Record], name: str, bad: object) -> None:
+    good: Any = sample(cls)
+    encode(good)
+    with pytest.raises(EncodeError, match=rf"^{cls.__name__}\.{name}\b.*expected .*, found"):
+        encode(replace(good, **{name: bad}))
+
+
+def test_a_record_that_was_good_does_not_make_its_like_good() -> None:
+    """The types of good records are remembered; their values are looked at every time."""
+    encode(usage(quantities={"items": 1}))
+    with pytest.raises(EncodeError, match=r"quantities\['items'\]"):
+        encode(usage(quantities={"items": -1}))
+    with pytest.raises(EncodeError, match="occurred_at"):
+        encode(usage(occurred_at=datetime(2026, 3, 1)))  # noqa: DTZ001
+
+
+def test_the_path_leads_into_nested_records() -> None:
+    record: Any = sample(next(c for c in RECORD_TYPES if c.__name__ == "InferenceRequested"))
+    charge = replace(record.limiter_buckets[0], cost=0)
+    with pytest.raises(EncodeError, match=r"limiter_buckets\[0\]\.cost: expected an integer from 1"):
+        encode(replace(record, limiter_buckets=(charge,)))
+
+
+def test_what_is_no_record_is_refused() -> None:
+    with pytest.raises(EncodeError, match="dict is no record"):
+        encode({"event_id": 1})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cls", RECORD_TYPES)
+def test_times_come_back_as_the_same_moment_whatever_their_zone(cls: Any) -> None:
+    from zoneinfo import ZoneInfo
+
+    record = replace(sample(cls), occurred_at=NOON.astimezone(ZoneInfo("Asia/Kolkata")))
+    back = decode(encode(record), cls)
+    assert back == record
+    assert back.occurred_at.utcoffset() is not None
