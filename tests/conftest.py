@@ -15,6 +15,8 @@ from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
 
 from infra.local.stack import Stack
 from infra.postgres import connect
@@ -104,6 +106,20 @@ async def _drop(dsn: str, database: str) -> None:
         await connection.close()
 
 
+async def _delete_topics(bootstrap: str, namespace: str) -> None:
+    """Hundreds of tests' topics would fill the broker's memory. One that is away keeps them: its end is near anyway."""
+    client = AIOKafkaAdminClient(bootstrap_servers=bootstrap, request_timeout_ms=5_000)
+    try:
+        await client.start()
+        names = [name for name in await client.list_topics() if name.startswith(f"{namespace}.")]
+        if names:
+            await client.delete_topics(names, timeout_ms=5_000)
+    except KafkaError:
+        return
+    finally:
+        await client.close()
+
+
 @pytest.fixture
 def env(servers: dict[str, str], tmp_path: Path) -> Iterator[dict[str, str]]:
     """INFERLOG_* settings of an installation of this test's own on the shared servers, provisioned."""
@@ -120,6 +136,7 @@ def env(servers: dict[str, str], tmp_path: Path) -> Iterator[dict[str, str]]:
     run_apart(provision(operator_settings(own)))
     yield own
     run_apart(_drop(servers["INFERLOG_POSTGRES_DSN"], database))
+    run_apart(_delete_topics(servers["INFERLOG_KAFKA_BOOTSTRAP"], namespace))
 
 
 @pytest.fixture
