@@ -32,11 +32,16 @@ down: ## Stop the local stack (its data stays; `inferlog down --wipe` removes it
 
 ##@ Change
 .PHONY: check
-check: $(READY) ## Format, lint, types, import rules (about 30 s)
+check: $(READY) ## Format, lint, types, import rules, schemas (about 30 s)
 	@$(PY) -m ruff format --check .
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
 	@.venv/bin/lint-imports
+	@.venv/bin/inferlog schemas check
+
+.PHONY: docs
+docs: $(READY) ## Write docs/events.md from the schemas
+	@$(PY) -m schemas.event_page
 
 .PHONY: test
 test: $(READY) ## Run every test, two at a time, on real servers they start themselves (under 15 min)
@@ -54,7 +59,7 @@ format: $(READY) ## Rewrite the code in the house format
 .PHONY: lock
 lock: $(READY) ## Resolve the newest allowed versions into constraints.txt
 	@.venv/bin/uv pip compile -q --universal --python-version 3.10 --no-header --no-annotate --upgrade \
-	  --extra api --extra gpu --extra streams --extra local --extra demo --extra dev pyproject.toml \
+	  --extra api --extra gpu --extra streams --extra local --extra demo --extra dev --extra export --extra fuzz pyproject.toml \
 	  | sed '1i # Exact versions of everything an environment may hold, for Python 3.10 to 3.13. Regenerate with: make lock' \
 	  > constraints.txt.new && mv constraints.txt.new constraints.txt
 
@@ -62,6 +67,18 @@ lock: $(READY) ## Resolve the newest allowed versions into constraints.txt
 .PHONY: bench-http
 bench-http: $(READY) ## Closed and open loop over HTTP, everything on this machine (about 3 min)
 	@$(PY) -m benchmarks.http
+
+.PHONY: bench-codec
+bench-codec: $(READY) ## Usage records to bytes and back on one core, beside bare fastavro (about 10 s)
+	@$(PY) -m benchmarks.codec
+
+# `make fuzz SECONDS=600`; inputs that broke the promise are left as fuzz-*, and belong into tests/fuzz/corpus.
+SECONDS_OF_FUZZ := $(if $(filter command environment,$(origin SECONDS)),$(SECONDS),60)
+.PHONY: fuzz
+fuzz: $(READY) ## Fuzz the decoder with coverage guidance, a minute unless SECONDS says more (Linux, Python 3.11 or newer)
+	@.venv/bin/uv pip install -q -p .venv -c constraints.txt -e '.[fuzz]'
+	@mkdir -p .fuzz && $(PY) -m tests.fuzz.decoder -max_total_time=$(SECONDS_OF_FUZZ) -timeout=10 -rss_limit_mb=2048 \
+	  -artifact_prefix=fuzz- .fuzz tests/fuzz/corpus
 
 # The stamp is younger than what it was made from; a half-made .venv has no stamp and is completed.
 $(READY): pyproject.toml constraints.txt infra/deploy/setup.sh

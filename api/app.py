@@ -24,17 +24,26 @@ from api.admission.registry import PostgresKeys, PostgresRegistry
 from api.admission.versions import Versions
 from api.health import Health
 from api.inference import Inference
+from api.large_tensors import LargeTensors
 from api.middleware import envelope
+from api.registry_catalogue import Catalogue
 from api.request_log import ACK_WITHIN_S, RequestLog
 from api.results import RedisCache, Results
 from api.routes import ROUTES
-from api.services import GATE, HEALTH, INFERENCE, LEDGER, QUEUES, SETTINGS
+from api.services import CATALOGUE, GATE, HEALTH, INFERENCE, LEDGER, QUEUES, SETTINGS, TURNS, VERSIONS
+from api.turns import Turns
+from infra.blobs import ClaimCheck
 from infra.kafka_sender import open_sender
 from infra.lag import open_lag_reader
 from infra.postgres import Pool, open_pool
 from infra.redis import Redis, open_redis
+from infra.s3 import Store
+from infra.schema_feed import SchemaFeed, open_schema_feed
 from infra.settings import ApiSettings
+from schemas.codec import learn
+from schemas.facts import SchemaPublished
 from schemas.keys import RedisKeys
+from schemas.lockfile import locked_schemas
 
 logger = logging.getLogger(__name__)
 
@@ -42,21 +51,36 @@ REGISTRY = web.AppKey("registry", Pool)
 LIMITER_REDIS = web.AppKey("limiter_redis", Redis)
 RESULTS_REDIS = web.AppKey("results_redis", Redis)
 RESULTS = web.AppKey("results", Results)
+SCHEMAS = web.AppKey("schemas", SchemaFeed)
+CLAIM_CHECK = web.AppKey("claim_check", ClaimCheck)
 
 _DRAIN_WITHIN_S = 1.5
 _CLOSE_WITHIN_S = 1.0
 _RESTART_PAUSE_S = 1.0
 _ASK_AGAIN_S = 0.05
+#: The longest a call to S3 may take, and what share of the longest deadline; less than a request waits for it, so that
+#: such a wait shows that S3 is away.
+_BLOBS_WITHIN_S = 2.0
+_BLOBS_SHARE = 0.2
 
 
 def create_app(settings: ApiSettings) -> web.Application:
     """The application of one process; nothing is connected before it is started."""
     app = web.Application(middlewares=[envelope], client_max_size=settings.max_body_bytes)
     app[SETTINGS] = settings
+    app[CATALOGUE] = Catalogue(locked_schemas(), namespace=settings.kafka.namespace)
     app.add_routes(ROUTES)
-    app.cleanup_ctx.extend([_registry, _ledger, _limiter_redis, _results_redis, _services])
+    app.cleanup_ctx.extend(
+        [_turns, _registry, _ledger, _limiter_redis, _results_redis, _claim_check, _schemas, _services]
+    )
     app.on_shutdown.append(_drain)
     return app
+
+
+async def _turns(app: web.Application) -> AsyncIterator[None]:
+    app[TURNS] = turns = Turns()
+    yield
+    turns.close()
 
 
 async def _registry(app: web.Application) -> AsyncIterator[None]:
@@ -84,12 +108,33 @@ async def _results_redis(app: web.Application) -> AsyncIterator[None]:
         yield
 
 
+async def _schemas(app: web.Application) -> AsyncIterator[None]:
+    def learn_and_show(published: SchemaPublished) -> bool:
+        new = learn(published)
+        app[CATALOGUE].learn(published)
+        return new
+
+    async with open_schema_feed(app[SETTINGS].kafka, learn=learn_and_show) as feed:
+        app[SCHEMAS] = feed
+        yield
+
+
+async def _claim_check(app: web.Application) -> AsyncIterator[None]:
+    settings = app[SETTINGS]
+    patience_s = min(_BLOBS_WITHIN_S, _BLOBS_SHARE * settings.deadline_s)
+    store = await asyncio.to_thread(Store, settings.s3, timeout_s=_BLOBS_WITHIN_S, attempts=1)
+    app[CLAIM_CHECK] = check = ClaimCheck(store, inline_bytes=settings.claim_check_bytes, patience_s=patience_s)
+    yield
+    check.close()
+
+
 async def _services(app: web.Application) -> AsyncIterator[None]:
     settings = app[SETTINGS]
     redis_keys = RedisKeys(namespace=settings.redis.namespace)
     versions = Versions(PostgresRegistry(app[REGISTRY]))
     queues = Queues(namespace=settings.kafka.namespace, max_queued=settings.max_queued)
-    results = Results(RedisCache(app[RESULTS_REDIS]), redis_keys, instance=settings.instance)
+    schemas = app[SCHEMAS]
+    results = Results(RedisCache(app[RESULTS_REDIS]), redis_keys, instance=settings.instance, schemas=schemas)
     request_log = RequestLog(
         lambda: open_sender(settings.kafka, request_timeout_ms=round(ACK_WITHIN_S * 1000)),
         namespace=settings.kafka.namespace,
@@ -101,16 +146,24 @@ async def _services(app: web.Application) -> AsyncIterator[None]:
         limiter=Limiter(RedisScript(app[LIMITER_REDIS]), redis_keys),
         max_in_flight=settings.max_in_flight,
     )
-    app[GATE], app[QUEUES], app[RESULTS] = gate, queues, results
+    app[GATE], app[QUEUES], app[RESULTS], app[VERSIONS] = gate, queues, results, versions
+    check = app[CLAIM_CHECK]
     app[INFERENCE] = Inference(
-        gate=gate, request_log=request_log, results=results, instance=settings.instance, deadline_s=settings.deadline_s
+        gate=gate,
+        request_log=request_log,
+        results=results,
+        large=LargeTensors(check),
+        instance=settings.instance,
+        deadline_s=settings.deadline_s,
     )
     app[HEALTH] = Health(
         {
             "kafka": lambda: request_log.trouble() or queues.trouble(),
             "redis": results.trouble,
             "postgres": versions.trouble,
-        }
+        },
+        minor={"s3": check.trouble, "schemas": schemas.trouble},
+        counts=check.counts,
     )
     loops = [
         _forever(versions.run),

@@ -18,7 +18,11 @@ class Surface(Enum):
     OIP = "oip"
     OPENAI = "openai"
     PROBLEM = "problem"
+    REGISTRY = "registry"
 
+
+#: The content type that clients of schema registries send and ask for.
+REGISTRY_TYPE = "application/vnd.schemaregistry.v1+json"
 
 # Where the `openai` client calls when its base_url lacks /v1; it shows no message in any other shape than its own.
 _WITHOUT_V1 = frozenset({"/embeddings", "/models", "/chat/completions", "/completions"})
@@ -28,6 +32,8 @@ def surface_of(path: str) -> Surface:
     """The surface a path belongs to; everything that is neither protocol's speaks problem+json (RFC 9457)."""
     if path.startswith("/v2/") or path == "/v2":
         return Surface.OIP
+    if path.startswith("/registry/") or path == "/registry":
+        return Surface.REGISTRY
     if path in _WITHOUT_V1 or (path.startswith("/v1/") and path != "/v1/usage"):
         return Surface.OPENAI
     return Surface.PROBLEM
@@ -92,6 +98,22 @@ class MethodNotAllowed(ApiError):
     kind = "invalid_request_error"
 
 
+class Forbidden(ApiError):
+    """It exists, but not for anybody who calls from outside."""
+
+    status = 403
+    code = "forbidden"
+    kind = "permission_error"
+
+
+class Unprocessable(ApiError):
+    """Well-formed, but it does not say anything that makes sense here."""
+
+    status = 422
+    code = "unprocessable"
+    kind = "invalid_request_error"
+
+
 class TooLarge(ApiError):
     """The body is larger than this gateway, or the log, takes."""
 
@@ -150,6 +172,16 @@ class AnswerLost(ApiError):
         super().__init__(message, code=code, headers=NO_RETRY)
 
 
+class ResultLost(ApiError):
+    """The request has run and is billed, but its outputs are gone or not the ones it made; the message holds its id."""
+
+    status = 502
+    code = "output_lost"
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message, code=code, headers=NO_RETRY)
+
+
 class DeadlinePassed(ApiError):
     """The answer did not come in time; the message holds the request id."""
 
@@ -176,6 +208,10 @@ def body(error: ApiError, surface: Surface, request_id: UUID) -> tuple[dict[str,
     if surface is Surface.OPENAI:
         inner = {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}
         return {"error": inner}, "application/json"
+    if surface is Surface.REGISTRY:
+        # Clients of schema registries know errors by number: the status, or the status and two more digits.
+        number = int(error.code) if error.code.isdecimal() else error.status
+        return {"error_code": number, "message": error.message}, REGISTRY_TYPE
     document: dict[str, Any] = {
         "type": "about:blank",
         "title": error.code.replace("_", " ").capitalize(),

@@ -11,7 +11,9 @@ from datetime import datetime, timedelta, timezone
 from uuid import UUID
 
 from api.admission.gate import Admission, Ask, Gate
-from api.errors import ApiError, BadInput, DeadlinePassed, ModelFailed, Unavailable
+from api.admission.versions import Deployment
+from api.errors import NO_RETRY, ApiError, BadInput, DeadlinePassed, ModelFailed, TooLarge, Unavailable
+from api.large_tensors import LargeTensors
 from api.request_log import RequestLog
 from api.results import Results
 from schemas.ids import requested_id
@@ -38,6 +40,7 @@ class Inference:
         gate: Gate,
         request_log: RequestLog,
         results: Results,
+        large: LargeTensors,
         instance: str,
         deadline_s: float,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
@@ -45,6 +48,7 @@ class Inference:
         self._gate = gate
         self._log = request_log
         self._results = results
+        self._large = large
         self._instance = instance
         self._deadline_s = deadline_s
         self._now = now
@@ -53,10 +57,12 @@ class Inference:
         """Raises the ApiError that ended the call."""
         # Write order; each line says what dying, or failing, right after it costs.
         # 1 tokens taken in Redis     one request's worth of the caller's rate is lost; nothing was accepted
-        # 2 request on the log, acked accepted: it runs, is billed if it succeeds, and its result can be read by its id.
+        # 2 large inputs in S3        they belong to no request, and expire; nothing was accepted
+        # 3 request on the log, acked accepted: it runs, is billed if it succeeds, and its result can be read by its id.
         #                             When only the acknowledgement is missing the caller is told that it may have been
         #                             accepted, with the id.
-        # 3 result read               nothing: the answer is lost with the connection, the result stays
+        # 4 result read, and large    nothing: the answer is lost with the connection, the result stays
+        #   outputs from S3
         async with self._gate.admitted(ask) as admission:
             try:
                 finished = await self._finished(admission, request_id, traceparent)
@@ -69,14 +75,26 @@ class Inference:
 
     async def _finished(self, admission: Admission, request_id: UUID, traceparent: str | None) -> InferenceFinished:
         """Publish and wait. Also when the caller goes away meanwhile, nothing of the wait is left."""
-        deployment, record = admission.deployment, self._record(admission, request_id, traceparent)
+        record = await self._large.hand_in(self._record(admission, request_id, traceparent))
         waiter = self._results.expect(request_id, admission.caller.customer_id)
         try:
-            await self._log.publish(record, pool=deployment.pool, spread=deployment.spread)
-            left_s = (record.deadline_at - self._now()).total_seconds()
-            return await self._results.wait(waiter, within_s=max(0.0, left_s) + GRACE_S)
+            await self._publish(record, admission.deployment)
+            finished = await self._results.wait(waiter, within_s=self._left_s(record))
         finally:
             self._results.forget(waiter)
+        return await self._large.redeem(finished, within_s=self._left_s(record))
+
+    async def _publish(self, record: InferenceRequested, deployment: Deployment) -> None:
+        try:
+            await self._log.publish(record, pool=deployment.pool, spread=deployment.spread)
+        except TooLarge as error:
+            if not self._large.is_large(record):
+                raise
+            words = f"request {record.request_id} was not accepted: it is too large for the log, and S3 is away"
+            raise Unavailable(f"{words} ({error})", code="large_inputs_away") from error
+
+    def _left_s(self, record: InferenceRequested) -> float:
+        return max(0.0, (record.deadline_at - self._now()).total_seconds()) + GRACE_S
 
     def _record(self, admission: Admission, request_id: UUID, traceparent: str | None) -> InferenceRequested:
         now = self._now()
@@ -109,6 +127,9 @@ def failure(finished: InferenceFinished) -> ApiError:
     code = finished.error_code
     if finished.outcome is Outcome.EXPIRED:
         return DeadlinePassed(f"request {finished.request_id} was not run: its deadline passed in the queue")
+    if finished.outcome is Outcome.UNKNOWN:
+        words = f"request {finished.request_id} ended in a way that only a newer release knows; what came of it is kept"
+        return ModelFailed(words, code="outcome_unknown", headers=NO_RETRY)  # whether it is billed is in its usage
     if finished.outcome is Outcome.CANCELLED:
         return BadInput(words, code=code or "cancelled")
     if code in _CALLERS_FAULT:
@@ -120,4 +141,4 @@ def failure(finished: InferenceFinished) -> ApiError:
 
 # The worker's error codes that say whose fault it was; any other is the model's.
 _CALLERS_FAULT = frozenset({"invalid_input", "result_too_large"})
-_PASSING = frozenset({"unavailable"})
+_PASSING = frozenset({"unavailable", "input_lost", "input_altered"})  # nothing was billed: the caller may send it again

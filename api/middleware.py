@@ -16,7 +16,7 @@ from schemas.ids import new_request_id
 logger = logging.getLogger(__name__)
 
 ID_HEADER = "x-request-id"
-_PATHS = "POST /v1/embeddings, POST /v2/models/<model>/infer, GET /v1/models and GET /v1/usage"
+_PATHS = "POST /v1/embeddings, POST /v2/models/<model>/infer, GET /v1/models, GET /v1/usage and GET /registry/subjects"
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 

@@ -57,18 +57,33 @@ SELECT customer_id, name, requests_per_s, burst
 FROM customers WHERE customer_id = $1 OR name = $1
 ORDER BY (customer_id = $1) DESC LIMIT 1;
 
+-- name: now
+SELECT clock_timestamp();
+
+-- name: lock_key
+-- Changes of one key take turns from here to the end of the transaction; the gateway's look-ups do not wait.
+SELECT key_id, customer_id, label, requests_per_s, burst, created_at, expires_at, revoked_at, replaces_key_id
+FROM api_keys WHERE key_id = $1
+FOR NO KEY UPDATE;
+
+-- name: successor
+-- A statement of its own after lock_key, so that it sees what was committed while that waited.
+SELECT key_id FROM api_keys WHERE replaces_key_id = $1;
+
 -- name: insert_key
-INSERT INTO api_keys (key_id, customer_id, secret_sha256, label, requests_per_s, burst, expires_at)
-VALUES ($1, $2, $3, $4, $5, $6, now() + $7::interval)
-RETURNING created_at, expires_at;
+INSERT INTO api_keys (key_id, customer_id, secret_sha256, label, requests_per_s, burst, created_at, expires_at,
+                      replaces_key_id)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9);
 
 -- name: keys
 SELECT k.key_id, k.customer_id, c.name AS customer, k.label, k.requests_per_s, k.burst,
-       k.created_at, k.expires_at, k.revoked_at
+       k.created_at, k.expires_at, k.revoked_at, k.replaces_key_id
 FROM api_keys k JOIN customers c USING (customer_id)
 WHERE $1::text IS NULL OR k.customer_id = $1
 ORDER BY k.created_at, k.key_id;
 
+-- name: expire_key
+UPDATE api_keys SET expires_at = $2 WHERE key_id = $1;
+
 -- name: revoke_key
-UPDATE api_keys SET revoked_at = coalesce(revoked_at, now())
-WHERE key_id = $1 RETURNING customer_id, revoked_at;
+UPDATE api_keys SET revoked_at = $2 WHERE key_id = $1;

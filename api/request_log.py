@@ -39,7 +39,7 @@ class Sender(Protocol):
         *,
         key: bytes | None = None,
         partition: int | None = None,
-        headers: Headers = (),
+        headers: Headers | None = None,
         timeout_s: float,
     ) -> None:
         """Send and wait for the acknowledgement. Raises NotSent, BusUnavailable (may be sent), RecordTooLarge."""

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from api.errors import NO_RETRY, AnswerLost, ApiError, DeadlinePassed
 from infra.redis import PubSub, Redis, RedisError
-from schemas.codec import DecodeError, decode
+from schemas.codec import DecodeError, UnknownSchema, decode
 from schemas.keys import RedisKeys
 from schemas.records import InferenceFinished
 
@@ -55,13 +55,17 @@ class Cache(Protocol):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Waiter:
-    """One awaited request; `read_s` is when its key was last read."""
+    """One awaited request; `read_s` is when its key was last read.
+
+    `asked` is set while its result is there and its schema unknown here: the question for newer schemas.
+    """
 
     request_id: UUID
     customer_id: str
     key: str
     finished: asyncio.Future[InferenceFinished]
     read_s: float
+    asked: int | None = None
 
     def refuse(self, error: ApiError) -> None:
         """End the wait with an error, unless it has ended."""
@@ -69,13 +73,24 @@ class Waiter:
             self.finished.set_exception(error)
 
 
+class Schemas(Protocol):
+    """Where schemas of newer writers are learnt from (infra.schema_feed.SchemaFeed fits)."""
+
+    def ask(self) -> int:
+        """Have what is published now learnt soon."""
+
+    def answered(self, number: int) -> bool:
+        """Whether that is done, for the number that `ask` gave."""
+
+
 class Results:
     """The results this process waits for. `listen` and `sweep` run beside the handlers for ever."""
 
-    def __init__(self, cache: Cache, keys: RedisKeys, *, instance: str) -> None:
+    def __init__(self, cache: Cache, keys: RedisKeys, *, instance: str, schemas: Schemas | None = None) -> None:
         self._cache = cache
         self._keys = keys
         self._instance = instance
+        self._schemas = schemas
         self._waiting: dict[bytes, Waiter] = {}
         self._unreachable_since: float | None = None
         self._subscribed = False
@@ -190,6 +205,8 @@ class Results:
         try:
             finished = decode(value, InferenceFinished)
         except DecodeError as error:
+            if isinstance(error, UnknownSchema) and self._may_be_learnt(waiter):
+                return  # the sweep reads it again
             logger.error("a result cannot be read", extra={"fields": {**fields, "why": error}})
             waiter.refuse(
                 ApiError(
@@ -204,6 +221,14 @@ class Results:
             logger.error("a result belongs to another request or customer", extra={"fields": fields})
             return
         waiter.finished.set_result(finished)
+
+    def _may_be_learnt(self, waiter: Waiter) -> bool:
+        """Whether the schema of this result may still come: its worker may just be newer than this process."""
+        if self._schemas is None:
+            return False
+        if waiter.asked is None:
+            waiter.asked = self._schemas.ask()
+        return not self._schemas.answered(waiter.asked)
 
 
 def _expire(waiter: Waiter) -> None:

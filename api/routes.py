@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from api.surfaces import oip, openai, operations, usage
+from api.surfaces import oip, openai, operations, schema_candidates, schema_registry, usage
 
 ROUTES = (
     # Open Inference Protocol; paths are tried in this order, so the busiest ones come first
@@ -23,6 +23,10 @@ ROUTES = (
     web.get("/v1/models/{id}", openai.model),
     # Customers
     web.get("/v1/usage", usage.usage),
+    # Analysts' tools: under /registry, as Confluent's registry answers
+    *schema_registry.READS,
+    *schema_candidates.CHECKS,
+    *schema_registry.WRITES,
     # Operations
     web.get("/healthz", operations.healthz),
     web.get("/readyz", operations.readyz),

@@ -8,8 +8,11 @@ from aiohttp import web
 
 from api.admission.deadlines import Queues
 from api.admission.gate import Gate
+from api.admission.versions import Versions
 from api.health import Health
 from api.inference import Inference
+from api.registry_catalogue import Catalogue
+from api.turns import Turns
 from infra.postgres import Pool
 from infra.settings import ApiSettings
 
@@ -18,6 +21,9 @@ GATE = web.AppKey("gate", Gate)
 INFERENCE = web.AppKey("inference", Inference)
 QUEUES = web.AppKey("queues", Queues)
 HEALTH = web.AppKey("health", Health)
+VERSIONS = web.AppKey("versions", Versions)
+CATALOGUE = web.AppKey("catalogue", Catalogue)
+TURNS = web.AppKey("turns", Turns)
 LEDGER = web.AppKey("ledger", Pool)
 
 REQUEST_ID = web.RequestKey("request_id", UUID)

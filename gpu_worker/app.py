@@ -23,15 +23,18 @@ from aiohttp import web
 
 from gpu_worker import runner
 from gpu_worker.batching import Limits
+from gpu_worker.claims import KEEP_WITHIN_S, LargeTensors
 from gpu_worker.device import Device
 from gpu_worker.health import Health
 from gpu_worker.inbox import Inbox, open_inbox
 from gpu_worker.outcomes import KafkaRedisOutcomes
 from gpu_worker.weights import Weights
 from gpu_worker.worker import Worker
+from infra.blobs import ClaimCheck
 from infra.kafka import BusUnavailable, Producer, open_producer
 from infra.redis import open_redis
 from infra.s3 import Store
+from infra.schema_feed import open_schema_feed
 from infra.settings import WorkerSettings, worker_settings
 from infra.telemetry import configure_logging
 
@@ -91,18 +94,26 @@ async def serve(settings: WorkerSettings) -> None:
             start_thread=lambda: runner.use_threads(1),
         )
         stack.callback(device.close)
+        check = ClaimCheck(
+            Store(settings.s3, timeout_s=KEEP_WITHIN_S, attempts=1),
+            inline_bytes=settings.claim_check_bytes,
+            patience_s=KEEP_WITHIN_S,
+        )
+        stack.callback(check.close)
+        large = LargeTensors(check)
         outcomes = KafkaRedisOutcomes(
-            producer, redis, namespace=settings.kafka.namespace, result_ttl_s=settings.result_ttl_s
+            producer, redis, large, namespace=settings.kafka.namespace, result_ttl_s=settings.result_ttl_s
         )
         worker = Worker(
             name=settings.worker,
             inbox=inbox,
+            claims=large,
             runner=device,
             outcomes=outcomes,
             limits=Limits(max_items=settings.max_batch_items, linger_s=settings.linger_ms / 1000),
             clock=time.time,
         )
-        health.watch(worker=worker, inbox=inbox, outcomes=outcomes, redis=redis)
+        health.watch(worker=worker, inbox=inbox, outcomes=outcomes, redis=redis, check=check)
         # What was imported lives as long as the process; looking through it for garbage again and again
         # costs more than some of the work.
         gc.collect()
@@ -116,12 +127,15 @@ async def _reach_kafka(
     settings: WorkerSettings, stack: AsyncExitStack, stop: asyncio.Event
 ) -> tuple[Producer, Inbox] | None:
     """Producer and inbox, as soon as Kafka answers; None when told to stop before."""
+    schemas = await stack.enter_async_context(open_schema_feed(settings.kafka))
     wait_s = 0.2
     while not stop.is_set():
         attempt = AsyncExitStack()
         try:
             producer = await attempt.enter_async_context(open_producer(settings.kafka, linger_ms=1))
-            inbox = await attempt.enter_async_context(open_inbox(settings.kafka, producer, pool=settings.pool))
+            inbox = await attempt.enter_async_context(
+                open_inbox(settings.kafka, producer, pool=settings.pool, learn_schemas=schemas.catch_up)
+            )
         except BusUnavailable as error:
             await attempt.aclose()
             log.warning("waiting for Kafka", extra={"fields": {"reason": error}})

@@ -14,8 +14,11 @@ from typing import Any, TypeVar
 import click
 
 from gpu_worker import publish as publishing
+from gpu_worker import registry
 from gpu_worker.bundle import BundleError, read_bundle
-from gpu_worker.publish import PublishConflict, Published, Route
+from gpu_worker.publish import Published
+from gpu_worker.registry import PublishConflict, RouteWish
+from infra.actor import Author, authored
 from infra.kafka import BusUnavailable
 from infra.postgres import connect, is_outage, queries
 from infra.s3 import Store, StoreUnavailable
@@ -54,22 +57,26 @@ def models() -> None:
     help="Partitions its requests use; more for hot models.",
 )
 @click.option("--price", default="standard-v1", show_default=True, help="Price list entry its requests are billed by.")
+@authored()
 @click.option("--json", "as_json", is_flag=True, help="Print the version as one JSON object.")
-def publish(name: str, folder: Path, route: bool, pool: str, spread: int, price: str, as_json: bool) -> None:
+def publish(
+    name: str, folder: Path, route: bool, pool: str, spread: int, price: str, by: Author, as_json: bool
+) -> None:
     """Check the bundle in FOLDER (model.json and its files) and make it a version of model NAME.
 
-    Publishing the same bytes again changes nothing.
+    Publishing the same bytes again changes nothing. A new version and a changed route are each a fact on the log.
     """
     _check_name(name, pool)
-    target = Route(pool=pool, spread=spread, price_id=price) if route else None
-    done = _run(_publish(operator_settings(), name, folder, target, quiet=as_json))
+    wish = RouteWish(pool=pool, spread=spread, price_id=price) if route else None
+    done = _run(_publish(operator_settings(), name, folder, wish, by, quiet=as_json))
     if as_json:
         click.echo(json.dumps(asdict(done)))
     else:
         said = "published" if done.created else "already published, nothing stored;"
         click.echo(f"{name}: {said} version {done.version} ({done.size_bytes / 1e6:.1f} MB)")
         if done.routed:
-            click.echo(f"{name}: routed to pool '{pool}', spread {spread}, price '{price}'")
+            already = "" if done.route_changed else "already "
+            click.echo(f"{name}: {already}routed to pool '{pool}', spread {spread}, price '{price}'")
 
 
 @models.command(name="list", epilog="Example:  inferlog models list --json")
@@ -96,24 +103,31 @@ def list_models(as_json: bool) -> None:
 @click.argument("version")
 @click.option("--pool", default=None, help="Worker pool that serves it; unchanged when left out.")
 @click.option("--spread", default=None, type=click.IntRange(1, 8), help="Partitions it uses; unchanged when left out.")
+@click.option("--price", default=None, help="Price list entry its requests are billed by; unchanged when left out.")
+@authored()
 @click.option("--json", "as_json", is_flag=True, help="Print the route as one JSON object.")
-def route(name: str, version: str, pool: str | None, spread: int | None, as_json: bool) -> None:
+def route(
+    name: str, version: str, pool: str | None, spread: int | None, price: str | None, by: Author, as_json: bool
+) -> None:
     """Send model NAME's new requests to VERSION (its hash or the first digits of it).
 
-    Requests already admitted keep the version they were admitted with.
+    Requests already admitted keep the version they were admitted with. A route that changes is a fact on the log.
     """
     _check_name(name, pool or "default")
     if not re.fullmatch("[0-9a-fA-F]{4,64}", version):
         raise click.BadParameter("expected 4 to 64 hex digits", param_hint="VERSION")
-    found = _run(_route(operator_settings(), name, version, pool, spread))
+    wish = RouteWish(pool=pool, spread=spread, price_id=price)
+    found = _run(_route(operator_settings(), name, version, wish, by))
     if as_json:
         click.echo(json.dumps(found))
     else:
-        click.echo(f"{name}: routed to {found['version']}, pool '{found['pool']}', spread {found['spread']}")
+        already = "" if found["route_changed"] else "already "
+        terms = f"pool '{found['pool']}', spread {found['spread']}, price '{found['price_id']}'"
+        click.echo(f"{name}: {already}routed to {found['version']}, {terms}")
 
 
 async def _publish(
-    settings: OperatorSettings, name: str, folder: Path, route: Route | None, *, quiet: bool
+    settings: OperatorSettings, name: str, folder: Path, wish: RouteWish | None, by: Author, *, quiet: bool
 ) -> Published:
     started_s = time.monotonic()
 
@@ -127,19 +141,24 @@ async def _publish(
     connection = await connect(settings.postgres)
     try:
         # What takes a moment to ask comes before what takes minutes.
-        await publishing.require_registrable(connection, name, manifest, route)
-        if route is not None:
-            await publishing.require_pool(settings.kafka, route.pool)
+        await registry.require_registrable(connection, name, manifest, wish)
+        if wish is not None and wish.pool is not None:
+            await publishing.require_pool(settings.kafka, wish.pool)
         if not await publishing.is_published(connection, store, name, manifest):
             await asyncio.to_thread(publishing.require_runnable, folder, manifest, progress)
-            # 1 files and manifest into S3, 2 rows into the registry: what dying after each costs is said at each step.
+            # 1 files and manifest into S3, 2 rows and facts into Postgres: what dying between them costs is said there.
             await asyncio.to_thread(publishing.store_files, store, folder, manifest, progress)
-        created = await publishing.register(connection, name, manifest, artifact_uri=uri, route=route)
+        done = await registry.register(connection, name, manifest, artifact_uri=uri, wish=wish, by=by)
     finally:
         await connection.close(timeout=5)
     size_bytes = sum(f.size_bytes for f in manifest.files)
     return Published(
-        model=name, version=manifest.version, created=created, routed=route is not None, size_bytes=size_bytes
+        model=name,
+        version=manifest.version,
+        created=done.created,
+        routed=wish is not None,
+        route_changed=done.route_changed,
+        size_bytes=size_bytes,
     )
 
 
@@ -155,24 +174,17 @@ async def _list(settings: OperatorSettings) -> list[dict[str, Any]]:
     return found
 
 
-async def _route(
-    settings: OperatorSettings, name: str, prefix: str, pool: str | None, spread: int | None
-) -> dict[str, Any]:
+async def _route(settings: OperatorSettings, name: str, prefix: str, wish: RouteWish, by: Author) -> dict[str, Any]:
     connection = await connect(settings.postgres)
     try:
-        async with connection.transaction():
-            version = await publishing.find_version(connection, name, prefix)
-            row = await connection.fetchrow(queries("gpu_worker")["current_route"], name)
-            target = Route(
-                pool=pool or (row["pool"] if row else "default"),
-                spread=spread or (row["spread"] if row else 2),
-                price_id=row["price_id"] if row else "standard-v1",
-            )
-            await publishing.require_pool(settings.kafka, target.pool)
-            await publishing.set_route(connection, name, version, target)
+        version = await registry.find_version(connection, name, prefix)
+        now = await registry.current_route(connection, name)
+        # Asked before the lock is taken. Should the route move meanwhile, whoever moved it has asked for its pool.
+        await publishing.require_pool(settings.kafka, registry.wished(now, version, wish).pool)
+        route, changed = await registry.reroute(connection, name, version, wish, by=by)
     finally:
         await connection.close(timeout=5)
-    return {"model": name, "version": version, **asdict(target)}
+    return {"model": name, **asdict(route), "route_changed": changed}
 
 
 def _check_name(name: str, pool: str) -> None:

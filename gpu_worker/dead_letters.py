@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-from dataclasses import replace
 from datetime import datetime, timezone
-from typing import Any
 
 from infra.kafka import BusUnavailable, Producer, RecordTooLarge
 from schemas.codec import encode
+from schemas.evidence import KeyedRecord, dead_letter, without_value
 from schemas.headers import Stamp
-from schemas.ids import dead_letter_id
 from schemas.records import DeadLetter
 
 log = logging.getLogger(__name__)
@@ -30,21 +27,11 @@ class DeadLetters:
         self._producer = producer
         self._topic = topic
 
-    async def put(self, record: Any, reason: str) -> None:
+    async def put(self, record: KeyedRecord, reason: str) -> None:
         """Returns once the letter for this record of Kafka is acknowledged; while Kafka is away it waits."""
-        letter = DeadLetter(
-            event_id=dead_letter_id(record.topic, record.partition, record.offset),
-            occurred_at=datetime.now(timezone.utc),
-            topic=record.topic,
-            partition=record.partition,
-            offset=record.offset,
-            key=record.key,
-            value=record.value,
-            reason=reason,
-            attempts=1,
-        )
-        where = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
-        log.error("record set aside", extra={"fields": {**where, "reason": reason}})
+        letter = dead_letter(record, reason, occurred_at=datetime.now(timezone.utc))
+        where = {"topic": letter.topic, "partition": letter.partition, "offset": letter.offset}
+        log.error("record set aside", extra={"fields": {**where, "reason": letter.reason}})
         wait_s = _FIRST_RETRY_S
         while not await self._sent(letter):
             await asyncio.sleep(wait_s)
@@ -55,8 +42,8 @@ class DeadLetters:
             try:
                 await self._send(letter)
             except RecordTooLarge:
-                # The evidence stays where it is; the letter says where and what it was.
-                await self._send(_without_value(letter))
+                # Somebody has lowered the topic's limit. The evidence stays where it is, the letter says what it was.
+                await self._send(without_value(letter))
         except BusUnavailable as error:
             log.warning("dead letter not acknowledged yet", extra={"fields": {"reason": error}})
             return False
@@ -67,10 +54,3 @@ class DeadLetters:
         await self._producer.send(
             self._topic, encode(letter), key=key, headers=_STAMP.headers(DeadLetter), timeout_s=_SEND_TIMEOUT_S
         )
-
-
-def _without_value(letter: DeadLetter) -> DeadLetter:
-    value = letter.value or b""
-    digest = hashlib.sha256(value).hexdigest()
-    reason = f"{letter.reason} (value of {len(value)} bytes left out, sha256 {digest})"
-    return replace(letter, key=None, value=None, reason=reason)

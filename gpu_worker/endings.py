@@ -129,3 +129,16 @@ def as_of(ended: Ended, now: datetime) -> Ended:
         quantities={},
     )
     return replace(ended, finished=expired)
+
+
+def as_failed(ended: Ended, *, code: str, message: str) -> Ended:
+    """The end of a request whose result cannot be told: neither answered nor billed."""
+    finished = replace(
+        ended.finished,
+        outcome=Outcome.FAILED,
+        error_code=code,
+        error_message=message,
+        outputs=(),
+        quantities={},
+    )
+    return replace(ended, finished=finished)

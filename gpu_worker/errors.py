@@ -22,6 +22,18 @@ class ItemError(WorkerError):
     code = "invalid_input"
 
 
+class InputLost(ItemError):
+    """Inputs that are no longer where the request says."""
+
+    code = "input_lost"
+
+
+class InputAltered(ItemError):
+    """Bytes found for an input that are not the ones the request names."""
+
+    code = "input_altered"
+
+
 class ModelError(WorkerError):
     """A version that cannot be served: bytes that are not the ones its hash names, or a model that does not load."""
 

@@ -12,6 +12,7 @@ from typing import Any
 from gpu_worker.inbox import Inbox
 from gpu_worker.outcomes import KafkaRedisOutcomes
 from gpu_worker.worker import Worker
+from infra.blobs import ClaimCheck
 from infra.kafka import KafkaError
 from infra.redis import Redis, RedisError
 
@@ -28,10 +29,13 @@ class Health:
         self._inbox: Inbox | None = None
         self._outcomes: KafkaRedisOutcomes | None = None
         self._redis: Redis | None = None
+        self._check: ClaimCheck | None = None
 
-    def watch(self, *, worker: Worker, inbox: Inbox, outcomes: KafkaRedisOutcomes, redis: Redis) -> None:
+    def watch(
+        self, *, worker: Worker, inbox: Inbox, outcomes: KafkaRedisOutcomes, redis: Redis, check: ClaimCheck
+    ) -> None:
         """From now on answer for these."""
-        self._worker, self._inbox, self._outcomes, self._redis = worker, inbox, outcomes, redis
+        self._worker, self._inbox, self._outcomes, self._redis, self._check = worker, inbox, outcomes, redis, check
 
     async def alive(self) -> list[str]:
         """Why the process should be restarted; empty while it makes progress or waits for Kafka to start with."""
@@ -64,7 +68,12 @@ class Health:
         return reasons
 
     def figures(self) -> dict[str, Any]:
-        """Counters since the start."""
-        if self._worker is None or self._outcomes is None or self._inbox is None:
+        """Counters since the start, and what is amiss that small requests do not notice."""
+        if self._worker is None or self._outcomes is None or self._inbox is None or self._check is None:
             return {}
-        return {"counts": {**self._worker.counts, **self._outcomes.counts, "set_aside": self._inbox.set_aside}}
+        trouble = self._check.trouble()
+        counts = {**self._worker.counts, **self._outcomes.counts, **self._check.counts}
+        return {
+            "counts": {**counts, "set_aside": self._inbox.set_aside},
+            "degraded": [] if trouble is None else [f"S3: {trouble}"],
+        }

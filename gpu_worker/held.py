@@ -10,8 +10,11 @@ from dataclasses import dataclass, field, replace
 
 from gpu_worker.endings import Ended
 from gpu_worker.offsets import Watermark
+from gpu_worker.ports import Delivery
 from gpu_worker.recovery import Recorded
-from gpu_worker.worker import Delivery
+from schemas.claims import LARGEST_BYTES, blob_bytes
+from schemas.codec import Placed
+from schemas.records import InferenceRequested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,22 @@ class Held:
     def settle(self, inherited: range, found: Mapping[bytes, Recorded]) -> None:
         """From now on records may start; those in `inherited` only when they have no result in `found`, by id."""
         self._inherited, self._found = inherited, found
+
+    def delivery(self, record: Placed, request: InferenceRequested) -> Delivery:
+        """The request that this record of the partition holds. What it refers to counts as held from now on."""
+        beside_bytes = min(blob_bytes(request.inputs), LARGEST_BYTES)
+        self.size_bytes += beside_bytes
+        return Delivery(
+            request=request,
+            partition=record.partition,
+            offset=record.offset,
+            generation=self.generation,
+            size_bytes=len(record.value or b"") + beside_bytes,
+        )
+
+    def add(self, delivery: Delivery) -> None:
+        """One that could only be read later than it arrived; the next `admit` has it."""
+        self._waiting.append(delivery)
 
     def admit(self, arrived: Sequence[Delivery] = ()) -> list[Delivery]:
         """Those of these and earlier deliveries whose turn has come; with its end, one that an earlier owner ended."""

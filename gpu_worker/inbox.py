@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
 from gpu_worker.dead_letters import DeadLetters
 from gpu_worker.held import Bounds, Held
 from gpu_worker.inheritance import Inheritance
-from gpu_worker.worker import Delivery
+from gpu_worker.ports import Delivery
+from gpu_worker.unlearnt import Unlearnt, learn_nothing
 from infra.kafka import (
     AIOKafkaConsumer,
     ConsumerRebalanceListener,
@@ -28,7 +29,7 @@ from infra.kafka import (
     open_consumer,
 )
 from infra.settings import KafkaSettings
-from schemas.codec import DecodeError, decode_at
+from schemas.codec import DecodeError, UnknownSchema, decode_at
 from schemas.keys import worker_group
 from schemas.records import InferenceRequested
 from schemas.topics import DEAD_LETTERS, RESULTS, requests_topic
@@ -60,12 +61,14 @@ class Inbox(ConsumerRebalanceListener):  # type: ignore[misc]  # the library has
         *,
         topic: str,
         bounds: Bounds,
+        unlearnt: Unlearnt | None = None,
     ) -> None:
         self._consumer = consumer
         self._topic = topic
         self._dead_letters = dead_letters
         self._predecessors = predecessors
         self._bounds = bounds
+        self._unlearnt = unlearnt or Unlearnt()
         self._held: dict[int, Held] = {}
         self._generation = 0
         self._revoking = False
@@ -204,23 +207,21 @@ class Inbox(ConsumerRebalanceListener):  # type: ignore[misc]  # the library has
         found = []
         for record in records:
             held.watermark.read(record.offset)
-            size_bytes = len(record.value or b"")
-            held.size_bytes += size_bytes
+            held.size_bytes += len(record.value or b"")
             try:
-                request = decode_at(record, InferenceRequested)
+                found.append(held.delivery(record, decode_at(record, InferenceRequested)))
+            except UnknownSchema:
+                self._spawn(self._look_again(held, record))
             except DecodeError as error:
-                self._spawn(self._set_aside(held, record, str(error)))
-                continue
-            found.append(
-                Delivery(
-                    request=request,
-                    partition=record.partition,
-                    offset=record.offset,
-                    generation=held.generation,
-                    size_bytes=size_bytes,
-                )
-            )
+                self._spawn(self._set_aside(held, record, error.reason))
         return found
+
+    async def _look_again(self, held: Held, record: Any) -> None:
+        """Its writer may just be newer than this process."""
+        try:
+            held.add(held.delivery(record, await self._unlearnt.decode(record)))
+        except DecodeError as error:
+            await self._set_aside(held, record, error.reason)
 
     async def _set_aside(self, held: Held, record: Any, reason: str) -> None:
         """1 dead letter, acknowledged. 2 Its offset counts as done. Die between: the same letter is written again."""
@@ -250,9 +251,17 @@ class Inbox(ConsumerRebalanceListener):  # type: ignore[misc]  # the library has
 
 @asynccontextmanager
 async def open_inbox(
-    settings: KafkaSettings, producer: Producer, *, pool: str, bounds: Bounds | None = None
+    settings: KafkaSettings,
+    producer: Producer,
+    *,
+    pool: str,
+    bounds: Bounds | None = None,
+    learn_schemas: Callable[[], Awaitable[None]] = learn_nothing,
 ) -> AsyncIterator[Inbox]:
-    """A member of the pool's group; on exit it commits what is done and leaves. Raises BusUnavailable."""
+    """A member of the pool's group; on exit it commits what is done and leaves. Raises BusUnavailable.
+
+    `learn_schemas` is asked about schema ids that are unknown here: see `gpu_worker.unlearnt`.
+    """
     topic = requests_topic(pool).in_namespace(settings.namespace).name
     bounds = bounds or Bounds()
     async with open_consumer(
@@ -263,11 +272,22 @@ async def open_inbox(
         session_timeout_ms=6_000,
         heartbeat_interval_ms=1_500,
         rebalance_timeout_ms=15_000,
+        # A topic that has grown is noticed within a request's usual deadline too.
+        metadata_max_age_ms=5_000,
     ) as consumer:
         dead_letters = DeadLetters(producer, topic=DEAD_LETTERS.in_namespace(settings.namespace).name)
         results = RESULTS.in_namespace(settings.namespace).name
-        predecessors = Inheritance(settings, consumer, producer, requests=topic, results=results, reach=bounds.reach)
-        inbox = Inbox(consumer, dead_letters, predecessors, topic=topic, bounds=bounds)
+        predecessors = Inheritance(
+            settings,
+            consumer,
+            producer,
+            requests=topic,
+            results=results,
+            reach=bounds.reach,
+            learn_schemas=learn_schemas,
+        )
+        unlearnt = Unlearnt(learn_schemas)
+        inbox = Inbox(consumer, dead_letters, predecessors, topic=topic, bounds=bounds, unlearnt=unlearnt)
         consumer.subscribe([topic], listener=inbox)
         inbox.start()
         try:

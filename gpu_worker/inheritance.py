@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from gpu_worker.held import Held
 from gpu_worker.recovery import FirstResults, Recorded, inherited
+from gpu_worker.unlearnt import learn_nothing
 from infra.kafka import AIOKafkaConsumer, BusUnavailable, KafkaError, Producer, TopicPartition, open_consumer
 from infra.kafka_spans import read_spans, spans_since
 from infra.settings import KafkaSettings
@@ -29,6 +30,7 @@ class Inheritance:
     """The log as earlier owners of a pool's partitions left it; `requests` and `results` are names of topics.
 
     `member` is the group's consumer, asked for positions only. An owner ends no record `reach` past its position.
+    `learn_schemas` returns once all schemas that were published before the call are known.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Inheritance:
         requests: str,
         results: str,
         reach: int,
+        learn_schemas: Callable[[], Awaitable[None]] = learn_nothing,
     ) -> None:
         self._settings = settings
         self._member = member
@@ -47,6 +50,7 @@ class Inheritance:
         self._requests = requests
         self._results = results
         self._reach = reach
+        self._learn_schemas = learn_schemas
 
     async def settle(self, parts: Mapping[int, Held]) -> None:
         """Find out what earlier owners of these partitions ended and tell each. While Kafka is away this waits."""
@@ -83,6 +87,9 @@ class Inheritance:
             count = await self._producer.partitions(self._results, timeout_s=_ASK_TIMEOUT_S)
             places = [TopicPartition(self._results, partition) for partition in range(count)]
             results = await spans_since(consumer, places, since_ms=first.since_ms)
+            # An earlier owner may have been newer than this process: a result of its that could not be read would have
+            # the request run again. The schemas of all in these spans are on their topic by now.
+            await self._learn_schemas()
             async for records in read_spans(consumer, results):
                 results_read += len(records)
                 for record in records:

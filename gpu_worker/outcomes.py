@@ -1,11 +1,14 @@
 """Where ends of requests go, in an order whose every step may be the last.
 
-1 results   InferenceFinished of the batch, all acknowledged    die before: the batch runs again
-2 at once   UsageRecorded, acknowledged                         die before: whoever inherits the requests finds their
+1 blobs     outputs too large for their record, to S3           die before: the batch runs again
+2 results   InferenceFinished of the batch, all acknowledged    die before: the batch runs again; its blobs are found
+                                                                there, or, of other bytes, belong to nothing and expire
+3 at once   UsageRecorded, acknowledged                         die before: whoever inherits the requests finds their
             and Redis SET NX with one hint per API instance     results (gpu_worker.inheritance) and sends both again
-3 offsets   by the caller, once `record` returns                die before: the same
+4 offsets   by the caller, once `record` returns                die before: the same
 
-A result on the log may be answered before it is billed: it will be, by this worker or by the next.
+A result on the log may be answered before it is billed: it will be, by this worker or by the next. Results without
+blobs do not wait for those with.
 """
 
 from __future__ import annotations
@@ -15,10 +18,11 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from gpu_worker.endings import Ended, as_of
+from gpu_worker.claims import LargeTensors
+from gpu_worker.endings import Ended, as_failed, as_of
 from infra.kafka import BusUnavailable, HandedOver, KeyedRecord, Producer
 from infra.redis import Redis, RedisError
 from schemas.codec import encode
@@ -55,6 +59,7 @@ class KafkaRedisOutcomes:
         self,
         producer: Producer,
         redis: Redis,
+        large: LargeTensors,
         *,
         namespace: str,
         result_ttl_s: int,
@@ -62,6 +67,7 @@ class KafkaRedisOutcomes:
     ) -> None:
         self._producer = producer
         self._redis = redis
+        self._large = large
         self._keys = RedisKeys(namespace=namespace)
         self._results = RESULTS.in_namespace(namespace)
         self._usage = USAGE.in_namespace(namespace)
@@ -73,11 +79,24 @@ class KafkaRedisOutcomes:
         self.counts: Counter[str] = Counter()
 
     async def record(self, ended: Sequence[Ended]) -> None:
-        """Steps 1 and 2. While Kafka is away this waits; nothing is committed and nothing is forgotten meanwhile."""
+        """Steps 1 to 3. While Kafka is away this waits; nothing is committed and nothing is forgotten meanwhile."""
+        large = [e for e in ended if self._large.is_large(e)]
+        if not large:
+            await self._record(ended)
+            return
+        small = [e for e in ended if not self._large.is_large(e)]
+        await asyncio.gather(*(self._record_large(e) for e in large), *([self._record(small)] if small else []))
+
+    async def _record_large(self, ended: Ended) -> None:
+        # 1 blobs. Die before, or between them: the batch runs again, and finds them or leaves them to expire.
+        left_s = ended.deadline_at.timestamp() - self._clock()
+        await self._record([await self._large.hand_in(ended, left_s=left_s)])
+
+    async def _record(self, ended: Sequence[Ended]) -> None:
         ends = {e.finished.request_id.bytes: self._encoded(e) for e in ended}
-        # 1 results. Die before every one is acknowledged: the batch runs again.
+        # 2 results. Die before every one is acknowledged: the batch runs again.
         await self._log_results(ends)
-        # 2 usage and copies. Die before: whoever inherits the requests finds the results and sends both again.
+        # 3 usage and copies. Die before: whoever inherits the requests finds the results and sends both again.
         billed = [e.ended for e in ends.values() if e.ended.finished.outcome is Outcome.SUCCEEDED]
         usage_logged = self._log_usage(billed) if billed else None
         await self._cache(ends.values())
@@ -85,7 +104,7 @@ class KafkaRedisOutcomes:
             await asyncio.shield(usage_logged)  # other batches wait for it too
 
     async def _log_results(self, ends: dict[bytes, _Encoded]) -> None:
-        """Step 1, for what is not on the log already; what has become late by now is replaced in `ends`."""
+        """Step 2, for what is not on the log already; what has become late by now is replaced in `ends`."""
         left = [key for key, one in ends.items() if one.ended.logged is None]
         failed: list[KeyedRecord] = []
         retry = _Retry()
@@ -208,17 +227,11 @@ class KafkaRedisOutcomes:
         if ended.logged is not None:
             return _Encoded(ended=ended, result=ended.logged)
         result = encode(ended.finished)
-        if len(result) <= self._largest_bytes:
-            return _Encoded(ended=ended, result=result)
-        failed = replace(
-            ended.finished,
-            outcome=Outcome.FAILED,
-            error_code="result_too_large",
-            error_message=f"the result takes {len(result)} bytes, the most is {self._largest_bytes}; send fewer items",
-            outputs=(),
-            quantities={},
-        )
-        return _Encoded(ended=replace(ended, finished=failed), result=encode(failed))
+        if len(result) > self._largest_bytes:  # else S3 would have its outputs
+            words = f"the result takes {len(result)} bytes, more than the log takes, and S3 for large ones is away"
+            ended = as_failed(ended, code="unavailable", message=words)
+            result = encode(ended.finished)
+        return _Encoded(ended=ended, result=result)
 
 
 class _Retry:

@@ -1,10 +1,10 @@
 """Check a model and make it a version: files on disk become immutable objects in S3 and rows in the model registry.
 
-    bundle folder -> manifest -> asked the registry -> loaded and tried -> 1 S3 -> 2 registry and route
-                                         \\-> published already ----------> 2 route
+    bundle folder -> manifest -> asked the registry -> loaded and tried -> 1 S3 -> 2 registry, route and their facts
+                                         \\-> published already ----------> 2 route and its fact
 
 A version exists for callers only once a route names it, so a publish that died half-way is invisible and is finished by
-running it again.
+running it again. Step 2 is `registry.register`, one transaction: die before it, and publishing again finds the files.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gpu_worker.bundle import BundleError
 from gpu_worker.errors import MachineError, ModelError
+from gpu_worker.registry import PublishConflict
 from infra.kafka_admin import open_admin
 from infra.postgres import Connection, queries
 from infra.s3 import ObjectMissing, Store
@@ -31,34 +31,15 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """What publishing did. `created` is False when the same bytes were this model's version already."""
+    """What publishing did. `created` is False when the same bytes were this model's version already; `routed` says
+    that its route is to this version now, `route_changed` that it was not, or on other terms, before."""
 
     model: str
     version: str
     created: bool
     routed: bool
+    route_changed: bool
     size_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """Where a model's requests go: `spread` partitions of a pool's topic, at a price."""
-
-    pool: str
-    spread: int
-    price_id: str
-
-
-class PublishConflict(ValueError):
-    """What is to be published contradicts what is there; the message says what and where."""
-
-
-async def require_registrable(connection: Connection, model: str, manifest: Manifest, route: Route | None) -> None:
-    """Whether `register` would take this, as far as can be told before minutes are spent. Raises PublishConflict."""
-    sql = queries("gpu_worker")
-    _require_task(model, manifest, await connection.fetchval(sql["model_task"], model))
-    if route is not None:
-        await _require_price(connection, route.price_id)
 
 
 async def require_pool(settings: KafkaSettings, pool: str) -> None:
@@ -134,51 +115,3 @@ def _store_file(store: Store, key: str, data: bytes, progress: Progress) -> None
             f"s3://{store.bucket}/{key} holds other bytes than its name says; remove the object first"
         )
     progress(f"stored before: {size}")
-
-
-async def register(
-    connection: Connection, model: str, manifest: Manifest, *, artifact_uri: str, route: Route | None
-) -> bool:
-    """2 of publishing: model, version and, when given, its route, in one transaction; False when the version was there.
-
-    Die before: the files wait in S3, and publishing again finds them. Raises PublishConflict.
-    """
-    sql = queries("gpu_worker")
-    async with connection.transaction():
-        await connection.execute(sql["insert_model"], model, manifest.task.value)
-        _require_task(model, manifest, await connection.fetchval(sql["model_task"], model))
-        status: str = await connection.execute(
-            sql["insert_version"], manifest.version, model, manifest.to_bytes().decode(), artifact_uri
-        )
-        if route is not None:
-            await set_route(connection, model, manifest.version, route)
-    return status.endswith(" 1")
-
-
-async def set_route(connection: Connection, model: str, version: str, route: Route) -> None:
-    """Send a model's new requests to this version; those already admitted keep theirs. Raises PublishConflict."""
-    await _require_price(connection, route.price_id)
-    await connection.execute(
-        queries("gpu_worker")["upsert_route"], model, version, route.pool, route.spread, route.price_id
-    )
-
-
-def _require_task(model: str, manifest: Manifest, task: str | None) -> None:
-    if task not in (None, manifest.task.value):
-        raise PublishConflict(f"model '{model}' has task {task}, the bundle has {manifest.task.value}")
-
-
-async def _require_price(connection: Connection, price_id: str) -> None:
-    if not await connection.fetchval(queries("gpu_worker")["price_exists"], price_id):
-        raise PublishConflict(f"price '{price_id}' does not exist")
-
-
-async def find_version(connection: Connection, model: str, prefix: str) -> str:
-    """The one version of a model that begins with these hex digits. Raises PublishConflict for none or several."""
-    rows: list[Any] = await connection.fetch(queries("gpu_worker")["versions_by_prefix"], model, prefix.lower())
-    if len(rows) == 1:
-        found: str = rows[0]["version"]
-        return found
-    if not rows:
-        raise PublishConflict(f"model '{model}' has no version that begins with '{prefix}'")
-    raise PublishConflict(f"'{prefix}' is ambiguous: {', '.join(r['version'][:16] for r in rows)}; give more digits")

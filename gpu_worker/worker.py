@@ -1,9 +1,9 @@
-"""The worker's loop: poll, batch, run, record, commit. It decides the order and leaves every act to three ports.
+"""The worker's loop: poll, batch, run, record, commit. It decides the order and leaves every act to its ports.
 
     inbox -> batcher -> runner -> outcomes -> inbox        take, wait in line, run together, record, commit
-                 \\-> runner.prepare                        in the meantime, versions that are not loaded yet
+       \\-> claims -/\\-> runner.prepare                    in the meantime, large inputs and versions not loaded yet
 
-One batch runs at a time; polling, loading and recording go on meanwhile, so that none of them delays another version.
+One batch runs at a time; polling, fetching, loading and recording go on meanwhile, so that none delays another version.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import math
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import datetime, timezone
-from typing import Any, Protocol
+from typing import Any
 
 from gpu_worker.batching import Batch, Batcher, Limits, waiting
-from gpu_worker.endings import Ended, Failure, Ran, Run
-from gpu_worker.errors import MachineError, ModelError
+from gpu_worker.endings import Ended, Failure, Run
+from gpu_worker.errors import ItemError, MachineError, ModelError
+from gpu_worker.ports import Claims, Delivery, Inbox, Outcomes, Runner
 from schemas.ids import new_request_id
-from schemas.records import InferenceFinished, InferenceRequested, Outcome
+from schemas.records import InferenceFinished, Outcome
 
 log = logging.getLogger(__name__)
 
@@ -30,58 +31,6 @@ log = logging.getLogger(__name__)
 BROKEN_FOR_S = 10.0
 _FIRST_RETRY_S = 0.1
 _LONGEST_RETRY_S = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
-    """An admitted request and its place on the log. `claim` tells deliveries before and after a rebalance apart.
-
-    `ended` is there when an earlier owner of the partition has recorded the request's end: then that is the result,
-    and the request is neither run nor expired again.
-    """
-
-    request: InferenceRequested
-    partition: int
-    offset: int
-    generation: int
-    size_bytes: int
-    ended: Ended | None = None
-
-
-class Inbox(Protocol):
-    """Where requests come from."""
-
-    async def take(self) -> Sequence[Delivery]:
-        """What has arrived; may be empty. Must be called again soon, also while batches run."""
-
-    def claim(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
-        """Those that are still this worker's to end; from now until `done` it is busy with them."""
-
-    def done(self, deliveries: Sequence[Delivery]) -> None:
-        """These ended and their ends are on the log: their offsets may be committed."""
-
-
-class Runner(Protocol):
-    """What runs models."""
-
-    def ready(self, version: str) -> bool:
-        """Whether `run` can be called for this version now."""
-
-    async def prepare(self, version: str) -> None:
-        """Make a version ready. Raises ModelError when it never will be, MachineError when it may be later."""
-
-    async def run(self, version: str, requests: Sequence[InferenceRequested]) -> Ran:
-        """Run requests of a ready version together. Raises MachineError when nothing will ever run here again."""
-
-
-class Outcomes(Protocol):
-    """Where ends of requests go."""
-
-    async def record(self, ended: Sequence[Ended]) -> None:
-        """Returns when all of it is on the log; until then it holds and retries.
-
-        What is recorded past its deadline becomes EXPIRED; what is on the log already stays as it is.
-        """
 
 
 class Worker:
@@ -92,6 +41,7 @@ class Worker:
         *,
         name: str,
         inbox: Inbox,
+        claims: Claims,
         runner: Runner,
         outcomes: Outcomes,
         limits: Limits,
@@ -99,6 +49,7 @@ class Worker:
     ) -> None:
         self._name = name
         self._inbox = inbox
+        self._claims = claims
         self._runner = runner
         self._outcomes = outcomes
         self._clock = clock
@@ -108,6 +59,7 @@ class Worker:
         self._stopping = False
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._broken: dict[str, tuple[ModelError, float]] = {}
+        self._fetches: set[asyncio.Task[None]] = set()
         self._recordings: set[asyncio.Task[None]] = set()
         self._crash: asyncio.Future[None] | None = None
         self.counts: Counter[str] = Counter()
@@ -132,7 +84,7 @@ class Worker:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._drain(dispatch), drain_s)
         finally:
-            tasks = [intake, dispatch, stopper, *self._loads.values(), *self._recordings]
+            tasks = [intake, dispatch, stopper, *self._loads.values(), *self._fetches, *self._recordings]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -147,16 +99,40 @@ class Worker:
     async def _take_in(self) -> None:
         while True:
             arrived = await self._inbox.take()
-            now_s = self._clock()
             self._repeat([d for d in arrived if d.ended is not None])
             for delivery in arrived:
                 if delivery.ended is not None:
                     continue
-                one = waiting(delivery, delivery.request, arrived_s=now_s)
-                self._batcher.add(one, idle=not self._running)
-            if arrived:
-                self.counts["taken"] += len(arrived)
-                self._wake.set()
+                if any(t.blob for t in delivery.request.inputs):
+                    self._fetches.add(task := self._spawn(self._fetch(delivery)))
+                    task.add_done_callback(self._fetches.discard)
+                else:
+                    self._line_up(delivery)
+            self.counts["taken"] += len(arrived)
+
+    def _line_up(self, delivery: Delivery) -> None:
+        one = waiting(delivery, delivery.request, arrived_s=self._clock())
+        self._batcher.add(one, idle=not self._running)
+        self._wake.set()
+
+    async def _fetch(self, delivery: Delivery) -> None:
+        """Get the inputs that a request refers to, for as long as its deadline allows, and let it wait in line."""
+        left_s = delivery.request.deadline_at.timestamp() - self._clock()
+        try:
+            whole = await self._claims.redeem(delivery.request, within_s=left_s)
+        except ItemError as error:
+            self._end_unrun([delivery], Failure(code=error.code, message=str(error)), Outcome.FAILED)
+        except MachineError as error:
+            words = f"the deadline passed before the request's inputs were fetched: {error}"
+            self._end_unrun([delivery], Failure(code="deadline_exceeded", message=words), Outcome.EXPIRED)
+        else:
+            self._line_up(replace(delivery, request=whole, logged=delivery.request))
+
+    def _let_go(self, deliveries: Sequence[Delivery]) -> None:
+        """What was fetched for them is needed no more, and others may wait for its room."""
+        for delivery in deliveries:
+            if delivery.logged is not None:
+                self._claims.release(delivery.logged)
 
     async def _dispatch(self) -> None:
         while not self._stopping:
@@ -179,6 +155,7 @@ class Worker:
     async def _run(self, batch: Batch[Delivery], now_s: float) -> None:
         mine = self._inbox.claim(batch.members)
         if not mine:
+            self._let_go(batch.members)
             return
         self.counts[f"batches_{batch.closed.value}"] += 1
         self._running = True
@@ -197,7 +174,8 @@ class Worker:
             started_s=now_s,
             run_us=ran.run_us,
         )
-        now = self._now()
+        self._let_go(batch.members)
+        now, mine = self._now(), [d.as_logged() for d in mine]
         self._record(mine, [run.end(d.request, r, now) for d, r in zip(mine, ran.results, strict=True)])
 
     def _end_expired(self, now_s: float) -> None:
@@ -205,7 +183,8 @@ class Worker:
         self._end_unrun(self._batcher.expired(now_s), expired, Outcome.EXPIRED)
 
     def _end_unrun(self, deliveries: Sequence[Delivery], failure: Failure, outcome: Outcome) -> None:
-        mine = self._inbox.claim(deliveries)
+        self._let_go(deliveries)
+        mine = [d.as_logged() for d in self._inbox.claim(deliveries)]
         if mine:
             run = Run(
                 worker=self._name,
@@ -280,10 +259,10 @@ class Worker:
         task.add_done_callback(self._recordings.discard)
 
     async def _record_and_commit(self, deliveries: Sequence[Delivery], ended: Sequence[Ended]) -> None:
-        # 1 results, 2 usage and copies: both inside `record`. Die before the log has the results: the batch runs
+        # 1 blobs, 2 results, 3 usage and copies: inside `record`. Die before the log has the results: the batch runs
         # again. Die before the usage: whoever inherits the request finds its result and sends both again.
         await self._outcomes.record(ended)
-        # 3 offsets. Die before: the requests are inherited, their results are found and they do not run again.
+        # 4 offsets. Die before: the requests are inherited, their results are found and they do not run again.
         self._inbox.done(deliveries)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -20,13 +20,21 @@ _COMMANDS: dict[str, tuple[str, str]] = {
         "Say for each part of the local stack: where, healthy, why not.",
     ),
     "provision": ("infra.commands:provision", "Create topics, tables and the bucket, or report drift."),
+    "topics": ("infra.commands:topics", "List the topics: key, record, retention, and why."),
     "api": ("api.commands:api", "Run the API gateway in the foreground."),
     "worker": ("gpu_worker.commands:worker", "Run a model worker in the foreground."),
     "customers": ("api.commands:customers", "Create and list customers."),
-    "keys": ("api.commands:keys", "Create, list and revoke API keys."),
+    "keys": ("api.keys_commands:keys", "Create, list, rotate and revoke API keys."),
     "models": ("gpu_worker.commands:models", "Publish, list and route model versions."),
+    "prices": ("streams.billing.prices_commands:price_list", "Publish and list what a unit of each meter costs."),
+    "schemas": ("schemas.commands:schemas", "List, check and publish the schemas of the records."),
     "usage": ("streams.commands:usage", "Show what was used, by customer, hour, model and meter."),
+    "outbox": ("streams.outbox_commands:outbox", "Show and publish the changes that wait to become records."),
     "billing": ("streams.billing.commands:billing", "Report usage to Stripe and compare totals."),
+    "export": (
+        "streams.replay.export_command:export_topic",
+        "Write a topic to a file: JSON lines, CSV, Avro, Parquet.",
+    ),
     "verify": ("streams.replay.commands:verify", "Prove the promises from the topics and tables alone."),
 }
 
@@ -48,7 +56,7 @@ class LazyGroup(click.Group):
         except ModuleNotFoundError as error:
             raise click.ClickException(
                 f"'{cmd_name}' needs the package '{error.name}', which is not installed here; "
-                "install inferlog with the extra of this process: [api], [gpu], [streams], [local]"
+                "install inferlog with the extra of this process: [api], [gpu], [streams], [local], [export]"
             ) from error
         return command
 

@@ -54,7 +54,7 @@ class KeyedRecord(NamedTuple):
     topic: str
     key: bytes
     value: bytes
-    headers: Headers = ()
+    headers: Headers | None = None
 
 
 #: The future of an acknowledgement, and the records that it acknowledges.
@@ -84,7 +84,7 @@ class Producer:
         *,
         key: bytes | None = None,
         partition: int | None = None,
-        headers: Headers = (),
+        headers: Headers | None = None,
         timeout_s: float,
     ) -> asyncio.Future[Any]:
         """Hand a record to the sender and return the future of its acknowledgement.
@@ -148,7 +148,7 @@ class Producer:
         *,
         key: bytes | None = None,
         partition: int | None = None,
-        headers: Headers = (),
+        headers: Headers | None = None,
         timeout_s: float,
     ) -> None:
         """Send one record and wait for its acknowledgement. Raises BusUnavailable, RecordTooLarge.
@@ -194,7 +194,7 @@ class Producer:
 
 def _fits(batch: Any, record: KeyedRecord) -> bool:
     """Append a record to a batch, unless the batch is full."""
-    added = batch.append(timestamp=None, key=record.key, value=record.value, headers=record.headers)
+    added = batch.append(timestamp=None, key=record.key, value=record.value, headers=record.headers or [])
     return added is not None
 
 

@@ -1,22 +1,25 @@
-"""How Kafka is administered: topics are created, compared with their declaration, and group offsets are read.
+"""How Kafka is administered: topics are created, grown and described, and group offsets are read.
 
-Nothing here alters or removes a topic that exists.
+Nothing here removes a topic, or changes a setting of one that exists.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Protocol
 
 from aiokafka import TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError, TopicAlreadyExistsError
+from aiokafka.errors import InvalidPartitionsError, KafkaError, TopicAlreadyExistsError
 
 from infra.kafka import BusUnavailable
 from infra.settings import KafkaSettings
+from infra.topic_plan import Layout
+
+_KNOWN_WITHIN_S = 10.0
 
 
 class TopicLayout(Protocol):
@@ -34,24 +37,17 @@ class TopicLayout(Protocol):
         """Broker-side settings."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drift:
-    """A topic that exists otherwise than declared: which setting, what was declared, what was found."""
-
-    topic: str
-    setting: str
-    declared: str
-    found: str
-
-
 class Admin:
-    """Creates topics, compares them with their declaration, and reads group offsets."""
+    """Creates, grows and describes topics, and reads group offsets."""
 
     def __init__(self, client: AIOKafkaAdminClient) -> None:
         self._client = client
 
     async def create_topics(self, topics: Sequence[TopicLayout], *, replication: int = 1) -> list[str]:
-        """Create the topics that do not exist; returns their names. Existing ones are left as they are."""
+        """Create the topics that do not exist; returns the names of those made here. Others are left as they are.
+
+        Returns once the broker knows them all. Raises BusUnavailable, KafkaError.
+        """
         existing = set(await self._client.list_topics())
         wanted = [t for t in topics if t.name not in existing]
         if not wanted:
@@ -66,31 +62,42 @@ class Admin:
             for t in wanted
         ]
         response = await self._client.create_topics(new, timeout_ms=20_000)
-        for name, code, *rest in response.topic_errors:
+        codes = {name: (code, rest) for name, code, *rest in response.topic_errors}
+        for name, (code, rest) in codes.items():
             if code not in (0, TopicAlreadyExistsError.errno):
                 raise BusUnavailable(f"topic {name}: error {code} {rest}")
-        return [t.name for t in wanted]
+        await self._wait_for({t.name for t in wanted})
+        return [t.name for t in wanted if codes[t.name][0] == 0]
 
-    async def drift(self, topics: Sequence[TopicLayout]) -> list[Drift]:
-        """Every difference between these topics as declared and as they are on the broker."""
-        found = {t["topic"]: t for t in await self._client.describe_topics([t.name for t in topics])}
-        resources = [ConfigResource(ConfigResourceType.TOPIC, t.name) for t in topics]
-        configs: dict[str, Mapping[str, str]] = {}
-        for response in await self._client.describe_configs(resources):
-            for resource in response.resources:
-                configs[resource[3]] = {entry[0]: entry[1] for entry in resource[4]}
-        drifts = []
-        for t in topics:
-            partitions = len(found[t.name]["partitions"])
-            if partitions != t.partitions:
-                drifts.append(
-                    Drift(topic=t.name, setting="partitions", declared=str(t.partitions), found=str(partitions))
-                )
-            for setting, declared in t.config().items():
-                actual = configs.get(t.name, {}).get(setting, "")
-                if actual != declared:
-                    drifts.append(Drift(topic=t.name, setting=setting, declared=declared, found=actual))
-        return drifts
+    async def _wait_for(self, topics: set[str]) -> None:
+        """The controller has made them; until the broker has heard of it, clients are told that they do not exist."""
+        clock = asyncio.get_running_loop().time
+        ends_s = clock() + _KNOWN_WITHIN_S
+        while missing := topics - (await self.partitions(sorted(topics))).keys():
+            if clock() > ends_s:
+                raise BusUnavailable(f"created, but not known to the broker: topics {', '.join(sorted(missing))}")
+            await asyncio.sleep(0.02)
+
+    async def grow(self, topic: str, partitions: int) -> bool:
+        """Give a topic this many partitions in all; False when it has as many or more. Raises KafkaError."""
+        try:
+            await self._client.create_partitions({topic: NewPartitions(partitions)}, timeout_ms=20_000)
+        except InvalidPartitionsError:
+            if (await self.partitions([topic])).get(topic, 0) < partitions:
+                raise
+            return False
+        return True
+
+    async def layouts(self, topics: Sequence[str]) -> dict[str, Layout]:
+        """Partitions and settings of each of these topics that exists. Raises KafkaError."""
+        partitions = await self.partitions(topics)
+        resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in partitions]
+        found: dict[str, Layout] = {}
+        for response in await self._client.describe_configs(resources) if resources else ():
+            for _code, _message, _kind, name, entries, *_ in response.resources:
+                config = {entry[0]: entry[1] or "" for entry in entries}
+                found[name] = Layout(partitions=partitions[name], config=config)
+        return found
 
     async def partition_counts(self) -> dict[str, int]:
         """Number of partitions of every topic on the broker, by name."""

@@ -46,7 +46,7 @@ class Sender:
         *,
         key: bytes | None = None,
         partition: int | None = None,
-        headers: Headers = (),
+        headers: Headers | None = None,
         timeout_s: float,
     ) -> None:
         """Send one record and wait for its acknowledgement.

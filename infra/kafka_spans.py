@@ -31,6 +31,25 @@ async def spans_since(
     return {place: range(at.offset, ends[place]) for place in places if (at := found.get(place)) is not None}
 
 
+async def spans_from(consumer: AIOKafkaConsumer, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, range]:
+    """Per partition the offsets from a known one up to the end of what is committed as of now.
+
+    The whole partition when it ends before the known offset: then it is another one of the same name. Raises
+    BusUnavailable.
+    """
+    try:
+        firsts = await consumer.beginning_offsets(list(offsets))
+        ends = await consumer.end_offsets(list(offsets))
+    except KafkaError as error:
+        raise BusUnavailable(f"{type(error).__name__}: {error}") from error
+    return {place: span_from(known, first=firsts[place], end=ends[place]) for place, known in offsets.items()}
+
+
+def span_from(known: int, *, first: int, end: int) -> range:
+    """What is new since a known offset in a partition that holds [first, end)."""
+    return range(first if known > end else max(known, first), end)
+
+
 async def read_spans(
     consumer: AIOKafkaConsumer, spans: Mapping[TopicPartition, range]
 ) -> AsyncGenerator[list[ConsumerRecord], None]:

@@ -1,4 +1,4 @@
-"""A table's changes become records, in order: the writing half, called inside the transaction of the change.
+"""A table's changes become records, in order: a change's transaction writes them, one relay reads and removes them.
 
     BEGIN … change … add_facts … COMMIT        the relay (streams.relay) reads the rows, publishes and removes them
 
@@ -8,17 +8,26 @@ Either both the change and its record are committed or neither is.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
 
 from infra.postgres import Connection, queries
 from schemas.codec import encode
 from schemas.facts import Fact
-from schemas.headers import Stamp
+from schemas.headers import Headers, Stamp
 from schemas.records import DeadLetter
 from schemas.topics import Topic
 
 # Held from the first fact of a transaction to its end, so that positions are given out in the order of commits.
-ORDER_LOCK = 0x1F_E0_10_8
+ORDER_LOCK: Final = 0x1F_E0_10_8
+# Held by the session of the one relay that publishes; Postgres keeps advisory locks per database.
+RELAY_LOCK: Final = 0x1F_E0_10_9
+#: The record header by which a fact is found again on its topic, whoever else writes there and whatever can be decoded.
+EVENT_ID_HEADER: Final = "inferlog.event_id"
+#: How the relay's session is named in pg_stat_activity.
+RELAY_SESSION: Final = "inferlog outbox relay"
 
 
 async def add_facts(
@@ -34,7 +43,7 @@ async def add_facts(
     if not connection.is_in_transaction():
         raise RuntimeError("facts are written in the transaction of their change, and none is open")
     values = [encode(fact) for _, fact in keyed]
-    headers = [json.dumps({n: v.decode() for n, v in stamp.headers(type(fact))}) for _, fact in keyed]
+    headers = [_headers(fact, stamp) for _, fact in keyed]
     await connection.execute(queries("infra")["outbox_order"], ORDER_LOCK)
     await connection.execute(
         queries("infra")["outbox_add"],
@@ -44,3 +53,86 @@ async def add_facts(
         values,
         headers,
     )
+
+
+async def add_earlier_facts(connection: Connection, facts: Sequence[tuple[Topic, str, Fact]], *, stamp: Stamp) -> None:
+    """Put facts with their topics and keys before every fact that is written by `add_facts`; once in a database's life.
+
+    They get the positions up to 0, in the order given. Raises EncodeError, and a unique violation the second time.
+    """
+    await connection.execute(
+        queries("infra")["outbox_add_earlier"],
+        [fact.event_id for _, _, fact in facts],
+        [topic.name for topic, _, _ in facts],
+        [key.encode() for _, key, _ in facts],
+        [encode(fact) for _, _, fact in facts],
+        [_headers(fact, stamp) for _, _, fact in facts],
+    )
+
+
+def _headers(fact: Fact | DeadLetter, stamp: Stamp) -> str:
+    return json.dumps({name: value.decode() for name, value in stamp.headers(type(fact))})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingFact:
+    """A row of the outbox; `topic` is without the installation's namespace."""
+
+    position: int
+    event_id: UUID
+    topic: str
+    key: bytes
+    value: bytes
+    headers: Headers
+
+
+async def take_relay_lock(connection: Connection, *, lease_s: float) -> bool:
+    """Become the one relay of this database, for as long as the session lives and is used; False when another is.
+
+    Postgres ends the session, and frees the lock, once it has been silent for `lease_s`: a relay that is frozen, or
+    whose machine is gone, does not keep the others out.
+    """
+    milliseconds = str(int(lease_s * 1000))
+    await connection.fetch(queries("infra")["outbox_session"], milliseconds, RELAY_SESSION)
+    taken: bool = await connection.fetchval(queries("infra")["outbox_relay"], RELAY_LOCK)
+    return taken
+
+
+async def first_waiting(
+    connection: Connection, *, rows: int, size_bytes: int, apart_from: Sequence[str] = ()
+) -> list[WaitingFact]:
+    """The oldest facts in order: at most `rows`, and at most `size_bytes` of values unless the first has more.
+
+    Facts of the topics in `apart_from` are left out.
+    """
+    found = await connection.fetch(queries("infra")["outbox_first"], rows, size_bytes, list(apart_from))
+    return [
+        WaitingFact(
+            position=r["position"],
+            event_id=r["event_id"],
+            topic=r["topic"],
+            key=r["key"],
+            value=r["value"],
+            headers=[
+                *((name, text.encode()) for name, text in json.loads(r["headers"]).items()),
+                (EVENT_ID_HEADER, str(r["event_id"]).encode()),
+            ],
+        )
+        for r in found
+    ]
+
+
+async def topics_waiting(connection: Connection) -> dict[str, int]:
+    """The topics for which facts wait, each with the offset up to which it has been looked at."""
+    return {r["topic"]: r["next_offset"] for r in await connection.fetch(queries("infra")["outbox_topics_waiting"])}
+
+
+async def settle(connection: Connection, published: Sequence[UUID], reached: Mapping[str, int]) -> int:
+    """Remove facts that are on their topics and note up to where these have been looked at, in one step.
+
+    Returns how many of them were waiting.
+    """
+    removed: int = await connection.fetchval(
+        queries("infra")["outbox_settle"], list(published), list(reached), list(reached.values())
+    )
+    return removed

@@ -1,33 +1,53 @@
-"""Create what an installation needs, or say how what exists differs: topics, tables, the bucket.
+"""Create what an installation needs, or say how what exists differs: topics, schemas on the log, tables, the bucket.
 
-Safe to run at any time and by several processes at once; nothing that holds data is ever altered or removed here.
+Safe to run at any time and by several processes at once. Nothing that holds data is altered or removed here, except
+that a topic whose key allows it gets more partitions.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
 
-from infra.kafka_admin import Drift, open_admin
-from infra.postgres import connect
-from infra.s3 import Store
-from infra.settings import OperatorSettings, PostgresSettings
-from schemas.topics import DEFAULT_POOL, Topic, all_topics
+from infra.kafka import BusUnavailable, KafkaError
+from infra.kafka_admin import Admin, open_admin
+from infra.postgres import Connection, DatabaseUnavailable, connect, queries
+from infra.s3 import RuleDiffers, RuleRefused, Store
+from infra.schema_publish import publish_schemas
+from infra.settings import KafkaSettings, OperatorSettings, PostgresSettings
+from infra.topic_plan import Drift, Growth, TopicPlan, plan_topics
+from schemas.claims import BLOB_PREFIX
+from schemas.lockfile import locked_schemas
+from schemas.topics import DEFAULT_POOL, SCHEMAS, Topic, all_topics, requests_topic
 
 # One number for every provisioner, so that two of them take turns.
 _MIGRATION_LOCK = 0x1F_E0_10_6
+_PROVISION_LOCK = 0x1F_E0_10_A
+_TURN_WITHIN_S = 60.0
+_DAY_MS = 24 * 3600 * 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provisioned:
-    """What was created, and where what exists differs from what is declared."""
+    """What was created, and where what exists differs from what is declared; of a check, what would be created.
+
+    `schemas` are the ids put on the log.
+    """
 
     topics: list[str] = field(default_factory=list)
+    grown: list[Growth] = field(default_factory=list)
+    schemas: list[int] = field(default_factory=list)
     migrations: list[str] = field(default_factory=list)
     bucket_created: bool = False
     drift: list[Drift] = field(default_factory=list)
+
+    @property
+    def nothing_new(self) -> bool:
+        """Whether everything was there already."""
+        return not (self.topics or self.grown or self.schemas or self.migrations or self.bucket_created)
 
 
 class MigrationChanged(RuntimeError):
@@ -49,41 +69,167 @@ async def migrate(settings: PostgresSettings) -> list[str]:
     applied: list[str] = []
     connection = await connect(settings, command_timeout_s=60)
     try:
-        await connection.execute("SELECT pg_advisory_lock($1)", _MIGRATION_LOCK)
-        await connection.execute(
-            "CREATE TABLE IF NOT EXISTS schema_migrations "
-            "(name text PRIMARY KEY, digest text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
-        )
-        known = {r["name"]: r["digest"] for r in await connection.fetch("SELECT name, digest FROM schema_migrations")}
-        for name, text in migrations().items():
-            digest = await connection.fetchval("SELECT encode(sha256(convert_to($1, 'UTF8')), 'hex')", text)
-            if name in known:
-                if known[name] != digest:
-                    raise MigrationChanged(f"{name} was applied with other text; restore it and add a new migration")
-                continue
+        await connection.execute(queries("infra")["take_turn"], _MIGRATION_LOCK)
+        await connection.execute(queries("infra")["migrations_table"])
+        for name, digest in (await _pending(connection)).items():
             async with connection.transaction():
-                await connection.execute(text)
-                await connection.execute("INSERT INTO schema_migrations (name, digest) VALUES ($1, $2)", name, digest)
+                await connection.execute(migrations()[name])
+                await connection.execute(queries("infra")["migration_add"], name, digest)
             applied.append(name)
     finally:
         await connection.close(timeout=5)
     return applied
 
 
+async def _pending(connection: Connection) -> dict[str, str]:
+    """Digests of the migrations that are not applied, by name. Raises MigrationChanged."""
+    sql = queries("infra")
+    known: dict[str, str] = {}
+    if await connection.fetchval(sql["migrations_known"]):
+        known = {r["name"]: r["digest"] for r in await connection.fetch(sql["migrations_applied"])}
+    waiting = {}
+    for name, text in migrations().items():
+        digest = await connection.fetchval(sql["text_digest"], text)
+        if name not in known:
+            waiting[name] = digest
+        elif known[name] != digest:
+            raise MigrationChanged(f"{name} was applied with other text; restore it and add a new migration")
+    return waiting
+
+
 async def provision(
     settings: OperatorSettings,
     *,
     pools: tuple[str, ...] = (DEFAULT_POOL,),
+    declared: Sequence[Topic] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Provisioned:
-    """Topics of these pools, tables and the bucket. Raises what the servers' homes raise when one is away."""
-    topics: list[Topic] = [t.in_namespace(settings.kafka.namespace) for t in all_topics(pools)]
-    async with open_admin(settings.kafka) as admin:
-        created = await admin.create_topics(topics)
-        progress(f"topics: {len(created)} created, {len(topics) - len(created)} there already")
-        drift = await admin.drift([t for t in topics if t.name not in created])
-    applied = await migrate(settings.postgres)
-    progress(f"tables: {len(applied)} migrations applied, {len(migrations()) - len(applied)} there already")
-    bucket_created = await asyncio.to_thread(Store(settings.s3).create_bucket)
-    progress(f"bucket: {settings.s3.bucket} {'created' if bucket_created else 'there already'}")
-    return Provisioned(topics=created, migrations=applied, bucket_created=bucket_created, drift=drift)
+    """Topics of these pools (or those `declared`), schemas, tables and the bucket.
+
+    Raises SchemaConflict before anything is changed, MigrationChanged, and what the servers' homes raise when one is
+    away; each wait for a server is bounded.
+    """
+    topics = _in_namespace(settings, declared or all_topics(pools))
+    # Every step finds what an earlier run, or one that died, has done, so dying anywhere costs another run.
+    # 1  a turn, held to the end      provisioners of one installation do not see each other half done
+    # 2  schemas compared             an id with two meanings stops here
+    # 3  topics created and grown
+    # 4  schemas on the log           before anybody writes with them
+    # 5  tables    6  the bucket
+    async with _turn(settings.postgres):
+        async with _kafka(settings.kafka) as admin:
+            plan = await _plan(admin, topics, settings.kafka)
+            if _is_there(SCHEMAS, plan, topics):
+                await publish_schemas(settings.kafka, check=True)
+            created = await admin.create_topics(plan.create)
+            for growth in plan.grow:
+                await admin.grow(growth.topic, growth.partitions)
+            if len(created) < len(plan.create):  # somebody else made some meanwhile, as they liked
+                drift = (await _plan(admin, topics, settings.kafka)).drift
+            else:
+                drift = plan.drift
+        progress(f"topics: {len(created)} created, {len(plan.grow)} grown, {len(topics) - len(created)} there already")
+        published = await publish_schemas(settings.kafka)
+        progress(f"schemas: {len(published)} put on the log, {len(locked_schemas()) - len(published)} there already")
+        applied = await migrate(settings.postgres)
+        progress(f"tables: {len(applied)} migrations applied, {len(migrations()) - len(applied)} there already")
+        store = Store(settings.s3)
+        bucket_created = await asyncio.to_thread(store.create_bucket)
+        progress(f"bucket: {settings.s3.bucket} {'created' if bucket_created else 'there already'}")
+        drift = [*drift, *await asyncio.to_thread(_expire_blobs, store, progress)]
+    return Provisioned(
+        topics=created,
+        grown=plan.grow,
+        schemas=published,
+        migrations=applied,
+        bucket_created=bucket_created,
+        drift=drift,
+    )
+
+
+async def examine(
+    settings: OperatorSettings, *, pools: tuple[str, ...] = (DEFAULT_POOL,), declared: Sequence[Topic] | None = None
+) -> Provisioned:
+    """What `provision` would do now; changes nothing. Raises the same."""
+    topics = _in_namespace(settings, declared or all_topics(pools))
+    async with _kafka(settings.kafka) as admin:
+        plan = await _plan(admin, topics, settings.kafka)
+    if _is_there(SCHEMAS, plan, topics):
+        schemas = await publish_schemas(settings.kafka, check=True)
+    else:
+        schemas = [schema.id for schema in locked_schemas()]
+    connection = await connect(settings.postgres)
+    try:
+        waiting = list(await _pending(connection))
+    finally:
+        await connection.close(timeout=5)
+    return Provisioned(
+        topics=[t.name for t in plan.create],
+        grown=plan.grow,
+        schemas=schemas,
+        migrations=waiting,
+        bucket_created=not await asyncio.to_thread(Store(settings.s3).bucket_exists),
+        drift=plan.drift,
+    )
+
+
+def _expire_blobs(store: Store, progress: Callable[[str], None]) -> list[Drift]:
+    """Let large tensors go a day after the records that name them, where the store has rules for that."""
+    days = requests_topic().retention_ms // _DAY_MS + 1
+    try:
+        new = store.expire(BLOB_PREFIX, after_days=days)
+    except RuleDiffers as error:
+        return [
+            Drift(
+                topic=f"s3://{store.bucket}/{BLOB_PREFIX}",
+                setting="expiration days",
+                declared=str(days),
+                found=str(error),
+                why="a longer life may be meant, and a shorter one has already let go what it did",
+                remedy="change the bucket's lifecycle rule for this prefix, or remove it and run this again",
+            )
+        ]
+    except RuleRefused as error:
+        progress(f"bucket: {BLOB_PREFIX} is kept for ever, the store takes no rule to end it: {error}")
+    else:
+        progress(f"bucket: {BLOB_PREFIX} expires after {days} days{'' if new else ', as before'}")
+    return []
+
+
+def _in_namespace(settings: OperatorSettings, topics: Sequence[Topic]) -> list[Topic]:
+    return [t.in_namespace(settings.kafka.namespace) for t in topics]
+
+
+def _is_there(topic: Topic, plan: TopicPlan, topics: Sequence[Topic]) -> bool:
+    missing = {t.name for t in plan.create}
+    return any(t.record is topic.record and t.name not in missing for t in topics)
+
+
+async def _plan(admin: Admin, topics: Sequence[Topic], settings: KafkaSettings) -> TopicPlan:
+    return plan_topics(topics, await admin.layouts([t.name for t in topics]), bootstrap=settings.bootstrap)
+
+
+@asynccontextmanager
+async def _kafka(settings: KafkaSettings) -> AsyncIterator[Admin]:
+    """The admin, for a block that asks nobody else; each of its calls ends within 30 s. Raises BusUnavailable."""
+    try:
+        async with open_admin(settings) as admin:
+            yield admin
+    except (KafkaError, asyncio.TimeoutError) as error:
+        raise BusUnavailable(f"{settings.bootstrap}: {type(error).__name__}: {error}") from error
+
+
+@asynccontextmanager
+async def _turn(settings: PostgresSettings) -> AsyncIterator[None]:
+    """One provisioner at a time per installation. Raises DatabaseUnavailable after 60 s behind another one."""
+    connection = await connect(settings, command_timeout_s=_TURN_WITHIN_S)
+    try:
+        try:
+            await connection.execute(queries("infra")["take_turn"], _PROVISION_LOCK)
+        except asyncio.TimeoutError as error:
+            raise DatabaseUnavailable(
+                f"another 'inferlog provision' has not ended for {_TURN_WITHIN_S:g} s; look at it, then run this again"
+            ) from error
+        yield
+    finally:
+        await connection.close(timeout=5)

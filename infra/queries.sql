@@ -1,4 +1,4 @@
--- The outbox, as whoever changes a table writes it.
+-- The outbox, as whoever changes a table writes it, and as the relay empties it.
 
 -- name: outbox_order
 SELECT pg_advisory_xact_lock($1)
@@ -9,3 +9,86 @@ SELECT event_id, $2, key, value, headers
 FROM unnest($1::uuid[], $3::bytea[], $4::bytea[], $5::jsonb[]) WITH ORDINALITY
     AS new (event_id, key, value, headers, number)
 ORDER BY number
+
+-- name: take_turn
+-- Held by the connection until it closes.
+SELECT pg_advisory_lock($1)
+
+-- name: migrations_table
+CREATE TABLE IF NOT EXISTS schema_migrations (
+    name text PRIMARY KEY,
+    digest text NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT now()
+)
+
+-- name: migrations_known
+SELECT to_regclass('schema_migrations') IS NOT NULL
+
+-- name: migrations_applied
+SELECT name, digest FROM schema_migrations
+
+-- name: migration_add
+INSERT INTO schema_migrations (name, digest) VALUES ($1, $2)
+
+-- name: text_digest
+SELECT encode(sha256(convert_to($1, 'UTF8')), 'hex')
+
+-- The outbox, as the relay empties it.
+
+-- name: outbox_add_earlier
+INSERT INTO outbox (position, event_id, topic, key, value, headers) OVERRIDING SYSTEM VALUE
+SELECT number - count(*) OVER (), event_id, topic, key, value, headers
+FROM unnest($1::uuid[], $2::text[], $3::bytea[], $4::bytea[], $5::jsonb[]) WITH ORDINALITY
+    AS new (event_id, topic, key, value, headers, number)
+
+-- name: outbox_session
+-- A relay that is frozen loses its session, and with it the lock; one that waits for a row does not wait for long.
+SELECT set_config('idle_session_timeout', $1, false), set_config('idle_in_transaction_session_timeout', $1, false),
+       set_config('lock_timeout', '5000', false), set_config('application_name', $2, false)
+
+-- name: outbox_relay
+SELECT pg_try_advisory_lock($1)
+
+-- name: outbox_first
+SELECT position, event_id, topic, key, value, headers
+FROM (
+    SELECT *, sum(octet_length(value)) OVER (ORDER BY position) - octet_length(value) AS bytes_before
+    FROM outbox
+    WHERE topic <> ALL ($3::text[])
+    ORDER BY position
+    LIMIT $1
+) AS oldest
+WHERE bytes_before = 0 OR bytes_before + octet_length(value) <= $2
+ORDER BY position
+
+-- name: outbox_topics_waiting
+SELECT topic, coalesce(max(next_offset), 0) AS next_offset
+FROM outbox LEFT JOIN outbox_topics USING (topic)
+GROUP BY topic
+ORDER BY topic
+
+-- name: outbox_settle
+WITH removed AS (
+    DELETE FROM outbox WHERE event_id = ANY ($1::uuid[]) RETURNING position
+), reached AS (
+    INSERT INTO outbox_topics (topic, next_offset)
+    SELECT topic, next_offset FROM unnest($2::text[], $3::bigint[]) AS reached (topic, next_offset)
+    ON CONFLICT (topic) DO UPDATE SET next_offset = excluded.next_offset
+)
+SELECT count(*) FROM removed
+
+-- name: outbox_standing
+-- Per topic: how many facts wait, since when the oldest does, and how large the first one is.
+SELECT topic, count(*) AS waiting, min(created_at) AS oldest_at,
+       (array_agg(octet_length(key) + octet_length(value) + octet_length(headers::text) ORDER BY position))[1]
+           AS first_size_bytes
+FROM outbox
+GROUP BY topic
+ORDER BY topic
+
+-- name: outbox_relay_session
+-- The session that holds the relay's lock $1 here.
+SELECT a.pid, a.client_addr::text AS client, a.backend_start
+FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+WHERE l.locktype = 'advisory' AND l.granted AND l.classid = 0 AND l.objid = $1::bigint::oid AND l.objsubid = 1
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())

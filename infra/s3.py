@@ -30,10 +30,18 @@ class DigestMismatch(RuntimeError):
     """The bytes received are not the ones the digest names; nothing was kept."""
 
 
-class Store:
-    """One bucket. Every call ends within the client's timeouts and retries (about `3 x 30 s`)."""
+class RuleDiffers(RuntimeError):
+    """A rule of the bucket is not the one that is declared; the message is what it says instead."""
 
-    def __init__(self, settings: S3Settings) -> None:
+
+class RuleRefused(RuntimeError):
+    """The store does not take rules for the life of objects."""
+
+
+class Store:
+    """One bucket. Every call ends within the client's timeouts and retries (about `attempts x timeout_s`)."""
+
+    def __init__(self, settings: S3Settings, *, timeout_s: float = 30, attempts: int = 3) -> None:
         self.bucket = settings.bucket
         self._client: Any = boto3.client(
             "s3",
@@ -42,9 +50,9 @@ class Store:
             aws_secret_access_key=settings.secret_key,
             region_name="us-east-1",
             config=Config(
-                connect_timeout=30,  # also bounds each send of a body, so it cannot be short
-                read_timeout=30,
-                retries={"total_max_attempts": 3, "mode": "standard"},
+                connect_timeout=timeout_s,  # also bounds each send of a body, so it cannot be short
+                read_timeout=timeout_s,
+                retries={"total_max_attempts": attempts, "mode": "standard"},
                 s3={"addressing_style": "path"},
             ),
         )
@@ -55,6 +63,57 @@ class Store:
             self._client.create_bucket(Bucket=self.bucket)
         except ClientError as error:
             if _code(error) in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
+                return False
+            raise StoreUnavailable(f"bucket {self.bucket}: {error}") from error
+        except BotoCoreError as error:
+            raise StoreUnavailable(f"bucket {self.bucket}: {error}") from error
+        return True
+
+    def expire(self, prefix: str, *, after_days: int) -> bool:
+        """Let objects under a prefix go some days after they were put; False when this is so already.
+
+        Raises RuleDiffers when there is another rule for the prefix, which is left as it is; RuleRefused when this
+        store has no such rules or lets nobody set them; StoreUnavailable.
+        """
+        wanted = {
+            "ID": f"inferlog-{prefix.strip('/')}",
+            "Filter": {"Prefix": prefix},
+            "Status": "Enabled",
+            "Expiration": {"Days": after_days},
+        }
+        rules = self._rules()
+        for rule in rules:
+            if rule.get("Filter", {}).get("Prefix", rule.get("Prefix")) == prefix:
+                found = (rule.get("Expiration", {}).get("Days"), rule.get("Status"))
+                if found != (after_days, "Enabled"):
+                    raise RuleDiffers(f"{found[0]} ({found[1]})")
+                return False
+        try:
+            self._client.put_bucket_lifecycle_configuration(
+                Bucket=self.bucket, LifecycleConfiguration={"Rules": [*rules, wanted]}
+            )
+        except ClientError as error:
+            raise RuleRefused(f"{self.bucket}: {error}") from error
+        except BotoCoreError as error:
+            raise StoreUnavailable(f"bucket {self.bucket}: {error}") from error
+        return True
+
+    def _rules(self) -> list[Any]:
+        try:
+            return list(self._client.get_bucket_lifecycle_configuration(Bucket=self.bucket)["Rules"])
+        except ClientError as error:
+            if _code(error) == "NoSuchLifecycleConfiguration":
+                return []
+            raise RuleRefused(f"{self.bucket}: {error}") from error
+        except BotoCoreError as error:
+            raise StoreUnavailable(f"bucket {self.bucket}: {error}") from error
+
+    def bucket_exists(self) -> bool:
+        """Whether the bucket is there. Raises StoreUnavailable."""
+        try:
+            self._client.head_bucket(Bucket=self.bucket)
+        except ClientError as error:
+            if _code(error) in ("NoSuchBucket", "404"):
                 return False
             raise StoreUnavailable(f"bucket {self.bucket}: {error}") from error
         except BotoCoreError as error:
@@ -82,6 +141,20 @@ class Store:
         except (BotoCoreError, OSError) as error:
             raise StoreUnavailable(f"get {key}: {error}") from error
         return body
+
+    def get_at_most(self, key: str, size_bytes: int) -> bytes:
+        """An object of up to `size_bytes` whole; of a larger one a byte more than that.
+
+        Raises ObjectMissing, StoreUnavailable.
+        """
+        try:
+            with self._client.get_object(Bucket=self.bucket, Key=key)["Body"] as body:
+                data: bytes = body.read(size_bytes + 1)
+        except ClientError as error:
+            raise self._translate(key, error) from error
+        except (BotoCoreError, OSError) as error:
+            raise StoreUnavailable(f"get {key}: {error}") from error
+        return data
 
     def get_verified(self, key: str, target: Path, *, sha256: str) -> None:
         """Download to `target`, which appears whole and with this digest or not at all (temporary file, then rename).

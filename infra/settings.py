@@ -1,6 +1,7 @@
 """What each process must be told: one frozen class per process, read once from the environment.
 
-Where the values come from is `infra.environment`; every default and every bound is here.
+Where the values come from is `infra.environment`, how each server is reached `infra.servers`; every other default and
+every bound is here.
 """
 
 from __future__ import annotations
@@ -8,10 +9,22 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from infra.environment import ENV_FILE, SettingsError, SettingsReader, home_dir, load_environment
+from infra.servers import (
+    KafkaSettings,
+    PostgresSettings,
+    RedisSettings,
+    S3Settings,
+    StripeSettings,
+    kafka_of,
+    postgres_of,
+    redis_of,
+    s3_of,
+    stripe_of,
+)
 
 __all__ = [
     "ENV_FILE",
@@ -39,53 +52,16 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KafkaSettings:
-    """`bootstrap` is host:port[,host:port]; `namespace` prefixes topics, groups and Redis keys."""
-
-    bootstrap: str
-    namespace: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PostgresSettings:
-    """Connection string with its password; never shown."""
-
-    dsn: str = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RedisSettings:
-    """Connection URL with its password; never shown."""
-
-    url: str = field(repr=False)
-    namespace: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class S3Settings:
-    """`endpoint` is empty for the cloud's own S3."""
-
-    endpoint: str
-    bucket: str
-    access_key: str = field(repr=False)
-    secret_key: str = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StripeSettings:
-    """`api_base` is empty for Stripe itself."""
-
-    api_base: str
-    api_key: str = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ApiSettings:
-    """The gateway. `deadline_s` bounds a request from admission to answer; `max_queued` bounds a pool's lag."""
+    """The gateway. `deadline_s` bounds a request from admission to answer; `max_queued` bounds a pool's lag.
+
+    `claim_check_bytes` is how much tensor data a record carries itself; what is beyond goes to S3.
+    """
 
     kafka: KafkaSettings
     postgres: PostgresSettings
     redis: RedisSettings
+    s3: S3Settings
     host: str
     port: int
     instance: str
@@ -94,6 +70,7 @@ class ApiSettings:
     max_body_bytes: int
     max_in_flight: int
     max_queued: int
+    claim_check_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +90,7 @@ class WorkerSettings:
     max_batch_items: int
     linger_ms: int
     result_ttl_s: int
+    claim_check_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,38 +143,14 @@ class OperatorSettings:
     environment: str
 
 
-def _kafka(r: SettingsReader) -> KafkaSettings:
-    return KafkaSettings(bootstrap=r.text("INFERLOG_KAFKA_BOOTSTRAP"), namespace=_namespace(r))
-
-
-def _postgres(r: SettingsReader) -> PostgresSettings:
-    return PostgresSettings(dsn=r.text("INFERLOG_POSTGRES_DSN"))
-
-
-def _redis(r: SettingsReader) -> RedisSettings:
-    return RedisSettings(url=r.text("INFERLOG_REDIS_URL"), namespace=_namespace(r))
-
-
-def _s3(r: SettingsReader) -> S3Settings:
-    return S3Settings(
-        endpoint=r.text("INFERLOG_S3_ENDPOINT", ""),
-        bucket=r.text("INFERLOG_S3_BUCKET", "inferlog"),
-        access_key=r.text("INFERLOG_S3_ACCESS_KEY"),
-        secret_key=r.text("INFERLOG_S3_SECRET_KEY"),
-    )
-
-
-def _stripe(r: SettingsReader) -> StripeSettings:
-    return StripeSettings(api_base=r.text("INFERLOG_STRIPE_API_BASE", ""), api_key=r.text("INFERLOG_STRIPE_API_KEY"))
-
-
 def _environment(r: SettingsReader) -> str:
     """Short name of the installation, part of every key and of Stripe identifiers."""
     return r.choice("INFERLOG_ENVIRONMENT", "[a-z0-9]{1,12}", "test", "1 to 12 of a-z and 0-9")
 
 
-def _namespace(r: SettingsReader) -> str:
-    return r.choice("INFERLOG_NAMESPACE", "[a-z0-9_-]{0,40}", "", "up to 40 of a-z, 0-9, '_' and '-'")
+def _claim_check_bytes(r: SettingsReader) -> int:
+    """At most what fits on a topic beside the rest of the record."""
+    return r.integer("INFERLOG_CLAIM_CHECK_BYTES", 256 * 1024, low=0, high=7 * 1024 * 1024)
 
 
 def _instance(prefix: str) -> str:
@@ -207,9 +161,10 @@ def api_settings(env: Mapping[str, str] | None = None) -> ApiSettings:
     """Settings of `python -m api`. Raises SettingsError."""
     r = SettingsReader(load_environment() if env is None else env)
     settings = ApiSettings(
-        kafka=_kafka(r),
-        postgres=_postgres(r),
-        redis=_redis(r),
+        kafka=kafka_of(r),
+        postgres=postgres_of(r),
+        redis=redis_of(r),
+        s3=s3_of(r),
         host=r.text("INFERLOG_API_HOST", "127.0.0.1"),
         port=r.integer("INFERLOG_API_PORT", 8080, low=0, high=65535),
         instance=r.text("INFERLOG_API_INSTANCE", _instance("api")),
@@ -218,6 +173,7 @@ def api_settings(env: Mapping[str, str] | None = None) -> ApiSettings:
         max_body_bytes=r.integer("INFERLOG_MAX_BODY_BYTES", 4 * 1024 * 1024, low=1024, high=7 * 1024 * 1024),
         max_in_flight=r.integer("INFERLOG_MAX_IN_FLIGHT", 2048, low=1, high=100_000),
         max_queued=r.integer("INFERLOG_MAX_QUEUED", 5000, low=1, high=10_000_000),
+        claim_check_bytes=_claim_check_bytes(r),
     )
     r.finish()
     return settings
@@ -227,9 +183,9 @@ def worker_settings(env: Mapping[str, str] | None = None) -> WorkerSettings:
     """Settings of `python -m gpu_worker`. Raises SettingsError."""
     r = SettingsReader(load_environment() if env is None else env)
     settings = WorkerSettings(
-        kafka=_kafka(r),
-        redis=_redis(r),
-        s3=_s3(r),
+        kafka=kafka_of(r),
+        redis=redis_of(r),
+        s3=s3_of(r),
         pool=r.choice("INFERLOG_POOL", "[a-z0-9-]{1,40}", "default", "1 to 40 of a-z, 0-9 and '-'"),
         worker=r.text("INFERLOG_WORKER", _instance("worker")),
         health_port=r.integer("INFERLOG_WORKER_PORT", 0, low=0, high=65535),
@@ -240,6 +196,7 @@ def worker_settings(env: Mapping[str, str] | None = None) -> WorkerSettings:
         max_batch_items=r.integer("INFERLOG_MAX_BATCH_ITEMS", 64, low=1, high=65536),
         linger_ms=r.integer("INFERLOG_LINGER_MS", 5, low=0, high=10_000),
         result_ttl_s=r.integer("INFERLOG_RESULT_TTL_S", 3600, low=1, high=30 * 86400),
+        claim_check_bytes=_claim_check_bytes(r),
     )
     r.finish()
     return settings
@@ -249,8 +206,8 @@ def streams_settings(env: Mapping[str, str] | None = None) -> StreamsSettings:
     """Settings of `faust -A streams.app worker`. Raises SettingsError."""
     r = SettingsReader(load_environment() if env is None else env)
     settings = StreamsSettings(
-        kafka=_kafka(r),
-        postgres=_postgres(r),
+        kafka=kafka_of(r),
+        postgres=postgres_of(r),
         health_port=r.integer("INFERLOG_STREAMS_PORT", 0, low=0, high=65535),
         batch_records=r.integer("INFERLOG_LEDGER_BATCH", 1000, low=1, high=10_000),
         batch_wait_s=r.number("INFERLOG_LEDGER_WAIT_S", 0.2, low=0.01, high=10),
@@ -269,8 +226,8 @@ def billing_settings(env: Mapping[str, str] | None = None) -> BillingSettings:
     """Settings of `python -m streams.billing`. Raises SettingsError."""
     r = SettingsReader(load_environment() if env is None else env)
     settings = BillingSettings(
-        postgres=_postgres(r),
-        stripe=_stripe(r),
+        postgres=postgres_of(r),
+        stripe=stripe_of(r),
         environment=_environment(r),
         seal_after_s=r.number("INFERLOG_SEAL_AFTER_S", 600, low=0, high=7 * 86400),
         interval_s=r.number("INFERLOG_BILLING_INTERVAL_S", 60, low=1, high=86400),
@@ -282,7 +239,7 @@ def billing_settings(env: Mapping[str, str] | None = None) -> BillingSettings:
 def replay_settings(env: Mapping[str, str] | None = None) -> ReplaySettings:
     """Settings of `inferlog verify` and the replay commands. Raises SettingsError."""
     r = SettingsReader(load_environment() if env is None else env)
-    settings = ReplaySettings(kafka=_kafka(r), postgres=_postgres(r))
+    settings = ReplaySettings(kafka=kafka_of(r), postgres=postgres_of(r))
     r.finish()
     return settings
 
@@ -291,7 +248,7 @@ def operator_settings(env: Mapping[str, str] | None = None) -> OperatorSettings:
     """Settings of provision, models, customers, keys and usage commands. Raises SettingsError."""
     r = SettingsReader(load_environment() if env is None else env)
     settings = OperatorSettings(
-        kafka=_kafka(r), postgres=_postgres(r), redis=_redis(r), s3=_s3(r), environment=_environment(r)
+        kafka=kafka_of(r), postgres=postgres_of(r), redis=redis_of(r), s3=s3_of(r), environment=_environment(r)
     )
     r.finish()
     return settings

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 
@@ -23,7 +22,7 @@ PRODUCER = "inferlog.producer"
 TRACEPARENT = "traceparent"
 
 #: Names and values, as Kafka's clients take them.
-Headers = Sequence[tuple[str, bytes]]
+Headers = list[tuple[str, bytes]]
 
 
 class Stamp:
@@ -31,7 +30,7 @@ class Stamp:
 
     def __init__(self, producer: str) -> None:
         by = f"{producer}/{_installed_version()}".encode()
-        self._fixed: dict[type[Record], list[tuple[str, bytes]]] = {
+        self._fixed: dict[type[Record], Headers] = {
             kind: [
                 (SCHEMA, kind.SCHEMA.encode()),
                 (FINGERPRINT, fingerprint_of(kind).encode()),
@@ -40,7 +39,7 @@ class Stamp:
             for kind in RECORD_TYPES
         }
 
-    def headers(self, kind: type[Record], traceparent: str | None = None) -> list[tuple[str, bytes]]:
+    def headers(self, kind: type[Record], traceparent: str | None = None) -> Headers:
         """The headers of a record of this type; not to be changed."""
         fixed = self._fixed[kind]
         return fixed if traceparent is None else [*fixed, (TRACEPARENT, traceparent.encode())]

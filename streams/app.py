@@ -18,6 +18,7 @@ from faust.transport.drivers import aiokafka as kafka_driver
 
 from infra.kafka import BusUnavailable
 from infra.postgres import is_outage, open_pool
+from infra.schema_feed import SchemaFeed, open_schema_feed
 from infra.settings import StreamsSettings, home_dir, streams_settings
 from schemas.keys import ledger_group
 from schemas.topics import USAGE
@@ -25,6 +26,7 @@ from streams.agents import register_usage_agent
 from streams.delivery import Delivery
 from streams.ledger import Ledger
 from streams.positions import settle_positions
+from streams.relay import Relay
 from streams.watchdog import Stalled, Watchdog, end_for_certain
 
 log = logging.getLogger(__name__)
@@ -62,7 +64,9 @@ class LedgerApp(faust.App):
     settings: StreamsSettings
     delivery: Delivery
     ledger: Ledger
+    schemas: SchemaFeed
     watchdog: Watchdog
+    relay: Relay
 
     def _new_transport(self) -> Any:
         return CommittedRecordsTransport(self.conf.broker_consumer, self)
@@ -77,9 +81,13 @@ class LedgerApp(faust.App):
         """Open the pool and settle the positions, before any consumer exists."""
         await super().on_start()
         s = self.settings
+        # Beside the ledger, with connections of its own, and before the ledger waits for anything: its run never fails.
+        self.relay = Relay(s.kafka, s.postgres)
+        self.add_future(self.relay.run())
         pool = await self.add_async_context(open_pool(s.postgres, max_size=2))
         self.ledger = self.new_ledger(pool)
-        self.delivery = Delivery(self.ledger, give_up_s=s.give_up_s)
+        self.schemas = await self.add_async_context(open_schema_feed(s.kafka))
+        self.delivery = Delivery(self.ledger, give_up_s=s.give_up_s, learn_schemas=self.schemas.catch_up)
         topic = USAGE.in_namespace(s.kafka.namespace)
         self.watchdog = Watchdog(
             s.kafka,
@@ -188,8 +196,9 @@ def _pages(app: LedgerApp) -> None:
     async def healthz(view: Any, request: Any) -> Any:
         d, w = app.delivery, app.watchdog
         status = 503 if w.stalled else 200
-        body: dict[str, int | str | None] = {"records": d.records, "counted": d.counted, "dead_letters": d.dead}
-        body |= {"lag": w.lag, "holding": d.holding, "stalled": w.stalled}
+        body: dict[str, Any] = {"records": d.records, "counted": d.counted, "dead_letters": d.dead}
+        body |= {"lag": w.lag, "holding": d.holding, "stalled": w.stalled, "outbox": app.relay.standing.figures()}
+        body |= {"schemas": app.schemas.figures()}
         return view.json(body, status=status)
 
     @app.page("/readyz")

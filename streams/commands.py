@@ -79,7 +79,10 @@ def usage(
     as_json: bool,
     as_csv: bool,
 ) -> None:
-    """Show what the ledger counted. What is still on its way to it is said, never guessed."""
+    """Show what the ledger counted. What is still on its way to it is said, never guessed.
+
+    This is usage alone; corrections of the bill are listed by  inferlog billing adjustments.
+    """
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other")
     settings = replay_settings()

@@ -1,15 +1,19 @@
 """When one record is bad, and when all are: what is set aside with its evidence, and what stops the stream instead.
 
-Pure. A dead letter keeps the bytes as read, so that it can be judged and handled again later.
+Pure. What a letter keeps of a record is decided in `schemas.evidence`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-REASON_MAX_CHARS = 1000
+from schemas.records import DeadLetter
+
 #: A batch of at least this many records without a single good one is no accident of its records.
 SYSTEMIC_RECORDS = 100
+#: Evidence in one statement; a batch of large records would pass what Postgres takes in one message (1 GiB).
+SLICE_BYTES = 16 * 1024 * 1024
 
 
 class AllRecordsBad(RuntimeError):
@@ -27,21 +31,7 @@ class RawRecord:
     value: bytes | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetterRow:
-    """One row of `dead_letters`: the record as read, and why it was not counted."""
-
-    source: RawRecord
-    reason: str
-
-
-def set_aside(source: RawRecord, reason: str) -> DeadLetterRow:
-    """The dead letter for a record; the reason is cut to a length and to characters that Postgres takes."""
-    text = reason.replace("\x00", "\\0").encode("utf-8", "backslashreplace").decode("utf-8")
-    return DeadLetterRow(source=source, reason=text[:REASON_MAX_CHARS])
-
-
-def refuse_if_systemic(dead: list[DeadLetterRow], *, total: int) -> None:
+def refuse_if_systemic(dead: Sequence[DeadLetter], *, total: int) -> None:
     """Raise AllRecordsBad when a batch of `total` records is large and nothing in it was good.
 
     Setting aside a whole topic one record at a time would look like progress; stopping unacknowledged loses nothing.
@@ -49,6 +39,21 @@ def refuse_if_systemic(dead: list[DeadLetterRow], *, total: int) -> None:
     if total >= SYSTEMIC_RECORDS and len(dead) >= total:
         first = dead[0]
         raise AllRecordsBad(
-            f"all {total} records of a batch were refused, nothing was acknowledged; first: {first.source.topic} "
-            f"partition {first.source.partition} offset {first.source.offset}: {first.reason}"
+            f"all {total} records of a batch were refused, nothing was acknowledged; first: {first.topic} "
+            f"partition {first.partition} offset {first.offset}: {first.reason}"
         )
+
+
+def in_slices(letters: Sequence[DeadLetter], *, max_bytes: int = SLICE_BYTES) -> Iterator[list[DeadLetter]]:
+    """These letters in the same order, in lists with at most `max_bytes` of evidence each, or one letter."""
+    part: list[DeadLetter] = []
+    size_bytes = 0
+    for letter in letters:
+        own_bytes = len(letter.key or b"") + len(letter.value or b"")
+        if part and size_bytes + own_bytes > max_bytes:
+            yield part
+            part, size_bytes = [], 0
+        part.append(letter)
+        size_bytes += own_bytes
+    if part:
+        yield part

@@ -12,12 +12,15 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Protocol
 
+from infra.kafka import BusUnavailable
 from infra.postgres import is_data_error, is_outage
-from schemas.codec import DecodeError, decode_at
-from schemas.records import UsageRecorded
-from streams.dead_letters import DeadLetterRow, RawRecord, refuse_if_systemic, set_aside
+from schemas.codec import DecodeError, UnknownSchema, decode_at
+from schemas.evidence import dead_letter
+from schemas.records import DeadLetter, UsageRecorded
+from streams.dead_letters import RawRecord, refuse_if_systemic
 from streams.projections import (
     Counted,
     LocatedUsage,
@@ -39,7 +42,7 @@ ATTEMPT_S = 30.0
 
 
 class LedgerUnavailable(RuntimeError):
-    """Postgres was away longer than a batch may be held. The batch is unacknowledged and will be read again."""
+    """A server was away longer than a batch may be held. The batch is unacknowledged and will be read again."""
 
 
 class Transaction(Protocol):
@@ -48,11 +51,14 @@ class Transaction(Protocol):
     async def count(self, usages: Sequence[LocatedUsage]) -> Counted:
         """Bill what was never billed, inside a savepoint, and tell what contradicts what was."""
 
-    async def set_aside(self, letters: Sequence[DeadLetterRow]) -> None:
-        """Keep dead letters."""
+    async def set_aside(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
+        """Keep dead letters; returns those that were not kept before."""
 
     async def advance(self, offsets: Sequence[NextOffset]) -> None:
         """Move the position forward."""
+
+    async def tell(self, letters: Sequence[DeadLetter]) -> None:
+        """Have letters put on the dead-letter topic once this is committed."""
 
 
 class TransactionSource(Protocol):
@@ -64,32 +70,45 @@ class TransactionSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortedBatch:
-    """A batch after decoding: what may be counted, what is set aside, and how far it reaches."""
+    """A batch after decoding: what may be counted, what is set aside, and how far it reaches.
+
+    `unlearnt` says that some are set aside because their schema's id is unknown to this process.
+    """
 
     usages: Turns
-    dead: list[DeadLetterRow]
+    dead: list[DeadLetter]
     offsets: list[NextOffset]
+    unlearnt: bool
 
 
-def sort_out(records: Sequence[RawRecord]) -> SortedBatch:
-    """Decode each record; undecodable and unfit ones become dead letters."""
+def sort_out(records: Sequence[RawRecord], *, now: datetime) -> SortedBatch:
+    """Decode each record; undecodable and unfit ones become dead letters of this moment."""
     usages: list[LocatedUsage] = []
-    dead: list[DeadLetterRow] = []
+    dead: list[DeadLetter] = []
+    unlearnt = False
     for source in records:
         try:
             record = decode_at(source, UsageRecorded)
             check_fit(record)
-        except (DecodeError, UnfitRecord) as error:
-            dead.append(set_aside(source, f"{type(error).__name__}: {error}"))
+        except DecodeError as error:
+            unlearnt = unlearnt or isinstance(error, UnknownSchema)
+            dead.append(dead_letter(source, error.reason, occurred_at=now))
+        except UnfitRecord as error:
+            dead.append(dead_letter(source, str(error), occurred_at=now))
         else:
             usages.append(LocatedUsage(record=record, source=source, digest=content_digest(record)))
-    return SortedBatch(usages=in_turns(usages), dead=dead, offsets=next_offsets(records))
+    return SortedBatch(usages=in_turns(usages), dead=dead, offsets=next_offsets(records), unlearnt=unlearnt)
+
+
+async def _learn_nothing() -> None:
+    """What a process does that knows all schemas it will ever know."""
 
 
 class Delivery:
     """Writes batches to the ledger, each until it is in or `give_up_s` seconds have passed.
 
-    `holding` says why a batch is being held right now, and is None while nothing is.
+    `learn_schemas` returns once this process knows every schema that was published before the call; it raises
+    BusUnavailable when it cannot. `holding` says why a batch is being held right now, and is None while nothing is.
     """
 
     def __init__(
@@ -97,12 +116,14 @@ class Delivery:
         ledger: TransactionSource,
         *,
         give_up_s: float,
+        learn_schemas: Callable[[], Awaitable[None]] = _learn_nothing,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._ledger = ledger
         self._give_up_s = give_up_s
+        self._learn_schemas = learn_schemas
         self._sleep = sleep
         self._clock = clock
         self._jitter = jitter
@@ -114,58 +135,71 @@ class Delivery:
     async def deliver(self, records: Sequence[RawRecord]) -> None:
         """Return when every record of the batch is counted, known already, or a dead letter.
 
-        Raises LedgerUnavailable after `give_up_s` without Postgres, AllRecordsBad, and whatever else Postgres
-        refuses for a reason that is neither its absence nor one record's data: then the caller must not acknowledge.
+        Raises LedgerUnavailable after `give_up_s` without Postgres or the schemas' topic, AllRecordsBad, and whatever
+        else Postgres refuses for a reason that is neither its absence nor one record's data: then the caller must not
+        acknowledge.
         """
-        batch = sort_out(records)
-        refuse_if_systemic(batch.dead, total=len(records))
         began = self._clock()
+        batch = sort_out(records, now=datetime.now(timezone.utc))
+        if batch.unlearnt:
+            # Their writers may just be newer than this process. Schemas are on their topic before records that use
+            # them, so that asking once, after the records were read, tells; and once per batch, however many there are.
+            await self._held(self._learn_schemas, server="Kafka", began=began)
+            batch = sort_out(records, now=datetime.now(timezone.utc))
+        refuse_if_systemic(batch.dead, total=len(records))
+        await self._held(lambda: self._write(batch, total=len(records)), server="Postgres", began=began)
+
+    async def _held(self, attempt: Callable[[], Awaitable[None]], *, server: str, began: float) -> None:
+        """Attempt something of this server's until it is done, holding the batch while the server is away."""
         pause = FIRST_PAUSE_S
         try:
             while True:
                 try:
-                    await asyncio.wait_for(self._write(batch, total=len(records)), ATTEMPT_S)
+                    await asyncio.wait_for(attempt(), ATTEMPT_S)
                     break
                 except Exception as error:
-                    if not is_outage(error):
+                    if not (isinstance(error, BusUnavailable) or is_outage(error)):
                         raise
                     waited = self._clock() - began
                     if waited >= self._give_up_s:
                         raise LedgerUnavailable(
-                            f"Postgres was away for {waited:.0f} s; last: {type(error).__name__}: {error}"
+                            f"{server} was away for {waited:.0f} s; last: {type(error).__name__}: {error}"
                         ) from error
                     if self.holding is None:
-                        log.warning("holding a batch of %d records: %s: %s", len(records), type(error).__name__, error)
+                        log.warning("holding a batch: %s: %s", type(error).__name__, error)
                     self.holding = f"{type(error).__name__}: {error}"
                 # Half fixed, half random: workers that lost the same server do not return to it in step.
                 await self._sleep(min(pause * (0.5 + self._jitter() / 2), max(self._give_up_s - waited, 0)))
                 pause = min(pause * 2, LONGEST_PAUSE_S)
             if self.holding is not None:
-                log.info("Postgres is back after %.1f s; the held batch is in", self._clock() - began)
+                log.info("%s is back after %.1f s", server, self._clock() - began)
         finally:
             self.holding = None
 
     async def _write(self, batch: SortedBatch, *, total: int) -> None:
         # All of it is one Postgres transaction, so dying anywhere before COMMIT costs nothing: the batch is read again.
         # 1  count what was never counted    2  set the bad records aside    3  move the position
-        # 4  COMMIT    dying after it, or not learning its outcome: the batch is read again and counts nothing twice
-        # 5  (the caller) acknowledge to Kafka
+        # 4  put the letters that are new into the outbox: last, since other writers of facts wait from here on
+        # 5  COMMIT    dying after it, or not learning its outcome: the batch is read again, counts nothing twice and
+        #    tells nothing twice, because none of its letters is new
+        # 6  (the caller) acknowledge to Kafka
+        now = datetime.now(timezone.utc)
         counted = 0
         dead = list(batch.dead)
         async with self._ledger.transaction() as transaction:
             for usages in batch.usages.turns:
                 new, refused = await self._settle(transaction, usages)
                 counted += new
-                dead += [letter for u, reason in refused for letter in _set_aside_all(u, batch.usages, reason)]
+                dead += [x for u, reason in refused for x in _letters(u, batch.usages, reason, now=now)]
             refuse_if_systemic(dead, total=total)
-            await transaction.set_aside(dead)
+            new_letters = await transaction.set_aside(dead)
             await transaction.advance(batch.offsets)
+            await transaction.tell(new_letters)
         self.records += total
         self.counted += counted
         self.dead += len(dead)
-        for letter in dead:
-            s = letter.source
-            log.error("set aside: %s partition %d offset %d: %s", s.topic, s.partition, s.offset, letter.reason)
+        for x in dead:
+            log.error("set aside: %s partition %d offset %d: %s", x.topic, x.partition, x.offset, x.reason)
 
     async def _settle(
         self, transaction: Transaction, usages: list[LocatedUsage]
@@ -193,7 +227,7 @@ def _contradiction(usage: LocatedUsage) -> str:
     return f"request {usage.record.request_id}: differs from the usage record that was counted for it"
 
 
-def _set_aside_all(usage: LocatedUsage, batch: Turns, reason: str) -> list[DeadLetterRow]:
+def _letters(usage: LocatedUsage, batch: Turns, reason: str, *, now: datetime) -> list[DeadLetter]:
     """Dead letters for a record and its equal copies in the batch."""
     copies = batch.copies.get((usage.record.request_id, usage.digest), [])
-    return [set_aside(source, reason) for source in (usage.source, *copies)]
+    return [dead_letter(source, reason, occurred_at=now) for source in (usage.source, *copies)]

@@ -10,9 +10,15 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from infra.outbox import add_facts
 from infra.postgres import Connection, Pool, queries
-from streams.dead_letters import DeadLetterRow
+from schemas.headers import Stamp
+from schemas.records import DeadLetter
+from schemas.topics import DEAD_LETTERS
+from streams.dead_letters import in_slices
 from streams.projections import Counted, LocatedUsage, NextOffset, hourly_rows, processed_rows
+
+_STAMP = Stamp("streams")
 
 
 class LedgerTransaction:
@@ -56,20 +62,26 @@ class LedgerTransaction:
         ids = {r["request_id"].int for r in rows}
         return [u for u in usages if u.record.request_id.int in ids] if ids else []
 
-    async def set_aside(self, letters: Sequence[DeadLetterRow]) -> None:
-        """Keep records that cannot be counted, with their bytes; repeating it changes nothing."""
-        if letters:
-            rows = [
-                (x.source.topic, x.source.partition, x.source.offset, x.source.key, x.source.value, x.reason)
-                for x in letters
-            ]
-            await self._connection.execute(queries("streams")["set_aside"], *_columns(rows))
+    async def set_aside(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
+        """Keep records that cannot be counted, and return the letters that were not there, in the order of places."""
+        new: list[DeadLetter] = []
+        # Sorted, so that two writers of the same letters wait for each other and not in a circle.
+        for part in in_slices(sorted(letters, key=_place)):
+            rows = await self._connection.fetch(queries("streams")["set_aside"], *_columns([_row(x) for x in part]))
+            places = {(r["topic"], r["partition"], r["offset"]) for r in rows}
+            new += [x for x in part if _place(x) in places]
+        return new
 
     async def advance(self, offsets: Sequence[NextOffset]) -> None:
         """Move the ledger's position forward; an older position changes nothing."""
         if offsets:
             rows = [(o.topic, o.partition, o.next_offset) for o in offsets]
             await self._connection.execute(queries("streams")["advance"], self._group, *_columns(rows))
+
+    async def tell(self, letters: Sequence[DeadLetter]) -> None:
+        """Have these letters put on the dead-letter topic after the commit; must come last in the transaction."""
+        for part in in_slices(letters):
+            await add_facts(self._connection, DEAD_LETTERS, [(x.topic, x) for x in part], stamp=_STAMP)
 
 
 class Ledger:
@@ -128,6 +140,15 @@ async def _scope(connection: Connection) -> AsyncIterator[None]:
         await transaction.rollback()
         raise
     await transaction.commit()
+
+
+def _place(letter: DeadLetter) -> tuple[str, int, int]:
+    return letter.topic, letter.partition, letter.offset
+
+
+def _row(x: DeadLetter) -> tuple[object, ...]:
+    """In the order of the statement's columns."""
+    return (*_place(x), x.key, x.value, x.value_size_bytes, x.value_sha256, x.reason, x.occurred_at)
 
 
 def _columns(rows: Sequence[tuple[object, ...]]) -> list[list[object]]:

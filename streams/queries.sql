@@ -20,11 +20,14 @@ ON CONFLICT (customer_id, hour, model, version, price_id, meter)
 DO UPDATE SET quantity = u.quantity + excluded.quantity, updated_at = now()
 
 -- name: set_aside
-INSERT INTO dead_letters (topic, partition, "offset", key, value, reason)
-SELECT topic, partition, "offset", key, value, reason
-FROM unnest($1::text[], $2::integer[], $3::bigint[], $4::bytea[], $5::bytea[], $6::text[])
-    AS new (topic, partition, "offset", key, value, reason)
+INSERT INTO dead_letters (topic, partition, "offset", key, value, value_size_bytes, value_sha256, reason, seen_at)
+SELECT topic, partition, "offset", key, value, value_size_bytes, value_sha256, reason, seen_at
+FROM unnest(
+    $1::text[], $2::integer[], $3::bigint[], $4::bytea[], $5::bytea[], $6::bigint[], $7::text[], $8::text[],
+    $9::timestamptz[]
+) AS new (topic, partition, "offset", key, value, value_size_bytes, value_sha256, reason, seen_at)
 ON CONFLICT (topic, partition, "offset") DO NOTHING
+RETURNING topic, partition, "offset"
 
 -- name: advance
 INSERT INTO consumer_offsets AS c (consumer_group, topic, partition, next_offset)
@@ -55,3 +58,36 @@ SELECT EXISTS (SELECT 1 FROM customers WHERE customer_id = $1 OR name = $1)
        OR EXISTS (SELECT 1 FROM usage_hourly WHERE customer_id = $1) AS customer,
        EXISTS (SELECT 1 FROM models WHERE model = $2)
        OR EXISTS (SELECT 1 FROM usage_hourly WHERE model = $2) AS model
+
+-- Of the outbox: facts about rows that are older than it.
+
+-- name: backfill_claim
+-- The tables whose rows have not been told, now taken; a second taker waits for the first and gets none.
+INSERT INTO outbox_backfill (source)
+VALUES ('prices'), ('model_versions'), ('routes'), ('api_keys')
+ON CONFLICT (source) DO NOTHING
+RETURNING source
+
+-- name: outbox_since
+-- When the outbox came to be: changes after that wrote their facts themselves.
+SELECT applied_at FROM schema_migrations WHERE name = '0005_facts.sql'
+
+-- name: old_prices
+SELECT price_id, currency, min(created_at) AS created_at, jsonb_object_agg(meter, amount_micros) AS amounts_micros
+FROM prices WHERE created_at <= $1
+GROUP BY price_id, currency
+ORDER BY price_id, currency
+
+-- name: old_versions
+SELECT v.version, v.model, v.manifest, v.artifact_uri, v.created_at, m.task
+FROM model_versions v JOIN models m USING (model)
+WHERE v.created_at <= $1
+ORDER BY v.model, v.version
+
+-- name: old_routes
+SELECT model, version, pool, spread, price_id, updated_at FROM routes WHERE updated_at <= $1 ORDER BY model
+
+-- name: old_keys
+SELECT key_id, customer_id, label, requests_per_s, burst, created_at, expires_at, revoked_at
+FROM api_keys WHERE created_at <= $1
+ORDER BY key_id

@@ -96,7 +96,7 @@ class Watchdog:
         """Look again and again. Raises Stalled; a server that is away only restarts the clocks."""
         while True:
             try:
-                async with open_log(self._settings) as reader:
+                async with open_log(self._settings, decodes=False) as reader:
                     while True:
                         await self.look(reader)
                         await asyncio.sleep(self._pause_s)

@@ -178,12 +178,12 @@ class FakeSender:
         *,
         key: bytes | None = None,
         partition: int | None = None,
-        headers: Headers = (),
+        headers: Headers | None = None,
         timeout_s: float,
     ) -> None:
         if self.fails is not None:
             raise self.fails
-        self.headers = dict(headers)
+        self.headers = dict(headers or [])
         self.sent.append((topic, partition, key, value))
 
     async def partitions(self, topic: str, *, timeout_s: float) -> int:

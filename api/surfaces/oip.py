@@ -20,7 +20,8 @@ from schemas.manifest import TensorSpec
 SERVER_NAME = "inferlog"
 
 
-def _server_version() -> str:
+def server_version() -> str:
+    """Version of this program."""
     try:
         return version("inferlog")
     except PackageNotFoundError:  # run from a checkout that is not installed
@@ -126,7 +127,7 @@ def _timeout_s(parameters: Any) -> float | None:
 
 async def server_metadata(_request: web.Request) -> web.Response:
     """`GET /v2`."""
-    return json_answer({"name": SERVER_NAME, "version": _server_version(), "extensions": []})
+    return json_answer({"name": SERVER_NAME, "version": server_version(), "extensions": []})
 
 
 async def live(_request: web.Request) -> web.Response:

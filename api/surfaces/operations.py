@@ -14,6 +14,11 @@ async def healthz(_request: web.Request) -> web.Response:
 
 
 async def readyz(request: web.Request) -> web.Response:
-    """`GET /readyz`: 200 when Kafka, Redis and Postgres answered recently and routes are loaded, else 503 and why."""
-    reasons = request.app[HEALTH].reasons()
-    return json_answer({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
+    """`GET /readyz`: 200 when Kafka, Redis and Postgres answered recently and routes are loaded, else 503 and why.
+
+    `degraded` is what only some requests notice, such as S3 for large tensors; `counts` belongs to it, since the start.
+    """
+    health = request.app[HEALTH]
+    reasons = health.reasons()
+    document = {"ready": not reasons, "reasons": reasons, "degraded": health.degraded(), "counts": health.counts()}
+    return json_answer(document, status=503 if reasons else 200)

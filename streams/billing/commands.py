@@ -1,4 +1,4 @@
-"""`inferlog billing`: report usage to Stripe, and compare the two sides' sums."""
+"""`inferlog billing`: report to Stripe what is billed, and compare the two sides' sums."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from infra.postgres import is_outage
 from infra.settings import billing_settings
 from infra.telemetry import configure_logging
 from streams.billing import app
+from streams.billing.adjustments_commands import adjust_command, adjustments_command
 from streams.billing.outcome import PassReport
 from streams.billing.reconcile import Compared, Comparison, Difference
 from streams.billing.stripe_gateway import CallFailed, StripeUnusable
@@ -22,7 +23,11 @@ T = TypeVar("T")
 
 @click.group(epilog="Example:  inferlog billing run --once && inferlog billing compare")
 def billing() -> None:
-    """Report usage to Stripe and compare totals."""
+    """Report usage and its corrections to Stripe, compare totals, and correct what is billed."""
+
+
+billing.add_command(adjust_command)
+billing.add_command(adjustments_command)
 
 
 @billing.command(epilog="Example:  inferlog billing run --once --json")
@@ -31,7 +36,7 @@ def billing() -> None:
 @click.option("--retry-rejected", is_flag=True, help="With --once: say again what Stripe refused, its cause removed.")
 @click.option("--json", "as_json", is_flag=True, help="Print each pass as one JSON object.")
 def run(once: bool, include_open_hours: bool, retry_rejected: bool, as_json: bool) -> None:
-    """Send what the ledger has and Stripe has not been told, and confirm what was sent."""
+    """Send what is billed (usage plus corrections) and Stripe has not been told, and confirm what was sent."""
     if retry_rejected and not once:
         raise click.UsageError("--retry-rejected needs --once")
     configure_logging()
@@ -48,9 +53,9 @@ def run(once: bool, include_open_hours: bool, retry_rejected: bool, as_json: boo
 @billing.command(epilog="Example:  inferlog billing compare --json")
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as one JSON object.")
 def compare(as_json: bool) -> None:
-    """Compare the ledger with Stripe for every customer and meter; exit 1 on any difference.
+    """Compare what the ledger bills, usage plus corrections, with Stripe for every customer and meter.
 
-    Counts every hour that is sealed, was reported, or has a sum at Stripe.
+    Exits 1 on any difference. Counts every hour that is sealed, was reported, or has a sum at Stripe.
     """
     configure_logging("WARNING")
     found = _finish(app.compare_all(billing_settings()))

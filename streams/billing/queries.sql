@@ -2,10 +2,10 @@
 SELECT pg_try_advisory_lock($1)
 
 -- name: owed
--- Hours up to $1 whose ledger total is not what Stripe was told; one row each.
+-- Hours up to $1 whose total, usage and corrections, is not what Stripe was told; one row each.
 WITH ledger AS (
-    SELECT customer_id, meter, hour, sum(quantity)::bigint AS total_units
-    FROM usage_hourly WHERE hour <= $1
+    SELECT customer_id, meter, hour, sum(units)::bigint AS total_units
+    FROM billable_hourly WHERE hour <= $1
     GROUP BY customer_id, meter, hour
 ), told AS (
     SELECT customer_id, meter, hour, sum(delta_units) FILTER (WHERE state NOT IN ('rejected', 'lost')) AS units
@@ -22,7 +22,7 @@ WHERE l.total_units <> coalesce(t.units, 0) AND q.customer_id IS NULL
 -- name: open_sums
 -- How many sums of hours after $1 are not what Stripe was told.
 SELECT count(*) FROM (
-    SELECT customer_id, meter, hour, sum(quantity) AS units FROM usage_hourly WHERE hour > $1
+    SELECT customer_id, meter, hour, sum(units) AS units FROM billable_hourly WHERE hour > $1
     GROUP BY customer_id, meter, hour
 ) l
 WHERE l.units <> coalesce((
@@ -102,17 +102,64 @@ INSERT INTO stripe_quarantine (customer_id, reason) VALUES ($1, $2) ON CONFLICT 
 SELECT customer_id, reason FROM stripe_quarantine ORDER BY customer_id
 
 -- name: ledger_hours
--- Every hour's ledger total, and whether Stripe should know it by now: reported, or up to $1.
-SELECT u.customer_id, u.meter, u.hour, sum(u.quantity)::bigint AS total_units,
-       u.hour <= $1 OR EXISTS (
+-- Every hour's total, usage and corrections, and whether Stripe should know it by now: reported, or up to $1.
+SELECT b.customer_id, b.meter, b.hour, sum(b.units)::bigint AS total_units,
+       b.hour <= $1 OR EXISTS (
            SELECT 1 FROM stripe_reports r
-           WHERE r.customer_id = u.customer_id AND r.meter = u.meter AND r.hour = u.hour
+           WHERE r.customer_id = b.customer_id AND r.meter = b.meter AND r.hour = b.hour
        ) AS is_due
-FROM usage_hourly u
-GROUP BY u.customer_id, u.meter, u.hour
+FROM billable_hourly b
+GROUP BY b.customer_id, b.meter, b.hour
 
 -- name: customers
 SELECT customer_id, name, stripe_customer_id FROM customers
 
 -- name: earliest_report
 SELECT min(hour) FROM stripe_reports
+
+-- name: customer
+-- By id or by name; an id wins.
+SELECT customer_id FROM customers WHERE customer_id = $1 OR name = $1
+ORDER BY (customer_id = $1) DESC LIMIT 1
+
+-- name: lock_customer
+-- Corrections of one customer take turns from here to the end of the transaction; usage and foreign keys do not wait.
+SELECT 1 FROM customers WHERE customer_id = $1 FOR NO KEY UPDATE
+
+-- name: billable
+SELECT coalesce(sum(units), 0)::bigint FROM billable_hourly WHERE customer_id = $1 AND meter = $2 AND hour = $3
+
+-- name: known_meters
+-- Meters that have a price, or that the customer used in the hour.
+SELECT meter FROM prices
+UNION
+SELECT meter FROM usage_hourly WHERE customer_id = $1 AND hour = $2
+
+-- name: insert_adjustment
+INSERT INTO billing_adjustments (adjustment_id, customer_id, hour, meter, units, actor, reason, created_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, clock_timestamp())
+RETURNING created_at
+
+-- name: adjustments
+SELECT adjustment_id, customer_id, hour, meter, units, actor, reason, created_at
+FROM billing_adjustments
+WHERE $1::text IS NULL OR customer_id = $1
+ORDER BY created_at, adjustment_id
+
+-- name: lock_prices
+-- Publishers take turns from here to the end of the transaction; whoever reads prices does not wait.
+LOCK TABLE prices IN SHARE ROW EXCLUSIVE MODE
+
+-- name: price
+SELECT price_id, meter, amount_micros, currency, created_at FROM prices WHERE price_id = $1 ORDER BY meter
+
+-- name: insert_price
+WITH at AS MATERIALIZED (SELECT clock_timestamp() AS now), new AS (
+    INSERT INTO prices (price_id, meter, amount_micros, currency, created_at)
+    SELECT $1, meter, amount_micros, $4, at.now
+    FROM at, unnest($2::text[], $3::bigint[]) AS priced (meter, amount_micros)
+)
+SELECT now FROM at
+
+-- name: prices
+SELECT price_id, meter, amount_micros, currency, created_at FROM prices ORDER BY created_at, price_id, meter

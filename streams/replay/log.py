@@ -5,14 +5,18 @@ Live offsets are never touched. Every wait has a deadline: a broker that stops a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from infra.kafka import AIOKafkaConsumer, BusUnavailable, KafkaError, TopicPartition, open_consumer
 from infra.kafka_spans import read_spans
+from infra.schema_feed import learn_once
 from infra.settings import KafkaSettings
+
+log = logging.getLogger(__name__)
 
 #: Told (topic, records read, records in range) after each step; the second may end below the third, which counts
 #: offsets, and some offsets hold transaction markers.
@@ -76,7 +80,7 @@ class LogReader:
 
     async def read(
         self, topic: str, spans: Mapping[int, Span], *, progress: Progress = no_progress
-    ) -> AsyncIterator[LogRecord]:
+    ) -> AsyncGenerator[LogRecord, None]:
         """Every committed record of these spans, in order of offset within each partition.
 
         Holds one fetch in memory at a time. Raises BusUnavailable when nothing comes for half a minute.
@@ -103,17 +107,26 @@ class LogReader:
     async def first(self, topic: str, partition: int, *, begin: int, end: int) -> LogRecord | None:
         """The first committed record in [begin, end) of a partition; None when only markers lie there."""
         span = Span(first=0, begin=begin, end=end)
-        reading = self.read(topic, {partition: span})
-        try:
+        async with aclosing(self.read(topic, {partition: span})) as reading:
             async for record in reading:
                 return record
-            return None
-        finally:
-            await reading.aclose()  # type: ignore[attr-defined]
+        return None
 
 
 @asynccontextmanager
-async def open_log(settings: KafkaSettings) -> AsyncIterator[LogReader]:
-    """A reader of the log; raises BusUnavailable when the broker cannot be reached."""
+async def open_log(settings: KafkaSettings, *, decodes: bool = True) -> AsyncIterator[LogReader]:
+    """A reader of the log; raises BusUnavailable when the broker cannot be reached.
+
+    Unless the caller never decodes a record, this process then knows the schemas of newer writers.
+    """
     async with open_consumer(settings, group=None, max_poll_records=2000, request_timeout_ms=10_000) as consumer:
+        if decodes:
+            await _learn_schemas(settings)
         yield LogReader(consumer)
+
+
+async def _learn_schemas(settings: KafkaSettings) -> None:
+    try:
+        await learn_once(settings)
+    except BusUnavailable as error:  # records of newer writers then count as undecodable, which every report tells
+        log.warning("schemas of newer writers are not known here", extra={"fields": {"reason": error}})

@@ -1,4 +1,4 @@
-"""Gathers the evidence for the four promises and has it judged: topics and tables only, nothing asked of any process.
+"""The four promises judged from topics and tables only, nothing asked of any process.
 
 The order of the reads makes a living system provable: what must already be there for a record to exist is read
 after that record.
@@ -7,35 +7,25 @@ after that record.
 from __future__ import annotations
 
 import asyncio
-import logging
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import TypeVar
+from dataclasses import dataclass
+from datetime import datetime
 from uuid import UUID
 
 from infra.kafka import BusUnavailable, KafkaError
-from infra.kafka_admin import open_admin
 from infra.postgres import Connection, connect, queries
 from infra.settings import ReplaySettings
-from schemas.codec import DecodeError, decode_at
-from schemas.keys import ledger_group, worker_group
+from schemas.keys import ledger_group
 from schemas.records import InferenceFinished, InferenceRequested, UsageRecorded
-from schemas.topics import RESULTS, USAGE, requests_topic
+from schemas.topics import USAGE
 from streams.replay.conservation import RequestBook
-from streams.replay.log import LogReader, LogRecord, Progress, Span, no_progress, open_log
+from streams.replay.evidence import Reading, after, survey, trimmed
+from streams.replay.log import LogRecord, Progress, Span, no_progress, open_log
 from streams.replay.proofs import LedgerKey, LedgerProof, LimitProof, Verdict, hour_start
 
-log = logging.getLogger(__name__)
-
-#: Clocks of the hosts that stamp admission and of those that write to the log may differ by this much.
-CLOCK_MARGIN = timedelta(minutes=10)
 #: How long usage and result of one request may lie apart on the log: they are sent together, acknowledged apart.
 SETTLE_S = 10.0
 _SETTLE_PAUSE_S = 0.25
-
-R = TypeVar("R", InferenceRequested, InferenceFinished, UsageRecorded)
 
 
 class NotCaughtUp(RuntimeError):
@@ -59,43 +49,6 @@ class Report:
         return 2 if any(v.holds is None for v in self.verdicts) else 0
 
 
-@dataclass(slots=True, kw_only=True)
-class _Topics:
-    usage: str
-    results: str
-    requests: list[str]
-    partitions: Mapping[str, int]
-
-
-@dataclass(slots=True)
-class _Reading:
-    reader: LogReader
-    topics: _Topics
-    progress: Progress
-    undecodable: dict[str, int] = field(default_factory=dict)
-
-    async def freeze(self, topic: str, since: datetime | None) -> dict[int, Span]:
-        start = None if since is None else since - CLOCK_MARGIN
-        return await self.reader.freeze(topic, self.topics.partitions[topic], since=start)
-
-    async def each(
-        self,
-        topic: str,
-        spans: Mapping[int, Span],
-        kind: type[R],
-        use: Callable[[LogRecord, R], None],
-        broken: Callable[[LogRecord], None] = lambda _r: None,
-    ) -> None:
-        async for entry in self.reader.read(topic, spans, progress=self.progress):
-            try:
-                record = decode_at(entry, kind)
-            except DecodeError:
-                self.undecodable[topic] = self.undecodable.get(topic, 0) + 1
-                broken(entry)
-            else:
-                use(entry, record)
-
-
 async def verify(
     settings: ReplaySettings, *, since: datetime | None = None, progress: Progress = no_progress
 ) -> Report:
@@ -105,11 +58,11 @@ async def verify(
     """
     since = None if since is None else hour_start(since)
     try:
-        topics, committed = await _survey(settings)
+        topics, committed = await survey(settings)
     except KafkaError as error:
         raise BusUnavailable(f"{settings.kafka.bootstrap}: {type(error).__name__}: {error}") from error
     async with open_log(settings.kafka) as reader:
-        reading = _Reading(reader, topics, progress)
+        reading = Reading(reader, topics, progress)
         connection = await connect(settings.postgres, command_timeout_s=300)
         try:
             return await _judge(settings, reading, connection, committed, since)
@@ -117,35 +70,9 @@ async def verify(
             await connection.close(timeout=5)
 
 
-async def _survey(settings: ReplaySettings) -> tuple[_Topics, dict[tuple[str, int], int]]:
-    """The topics of this namespace, and how far the workers of each pool have let go of requests."""
-    ns = settings.kafka.namespace
-    any_pool = requests_topic("*").in_namespace(ns).name
-    pattern = re.compile(re.escape(any_pool).replace(r"\*", "(.+)"))
-    committed: dict[tuple[str, int], int] = {}
-    async with open_admin(settings.kafka) as admin:
-        partitions = await admin.partition_counts()
-        requests = sorted(t for t in partitions if pattern.fullmatch(t))
-        for topic in requests:
-            found = pattern.fullmatch(topic)
-            pool = found.group(1) if found else ""
-            for place, offset in (await admin.committed(worker_group(ns, pool))).items():
-                committed[place.topic, place.partition] = offset
-    topics = _Topics(
-        usage=USAGE.in_namespace(ns).name,
-        results=RESULTS.in_namespace(ns).name,
-        requests=requests,
-        partitions=partitions,
-    )
-    absent = [t for t in (topics.usage, topics.results) if t not in partitions]
-    if absent or not requests:
-        raise BusUnavailable(f"topics are missing ({', '.join(absent) or any_pool}); run 'inferlog provision'")
-    return topics, committed
-
-
 async def _judge(
     settings: ReplaySettings,
-    reading: _Reading,
+    reading: Reading,
     connection: Connection,
     committed: Mapping[tuple[str, int], int],
     since: datetime | None,
@@ -187,7 +114,7 @@ async def _judge(
         rows=rows,
         processed=processed,
         aside_billed={UUID(int=r["request_id"].int) for r in billed},
-        notes=_trimmed(topics.usage, usage),
+        notes=trimmed(topics.usage, usage),
     )
     await reading.each(
         topics.results,
@@ -202,7 +129,7 @@ async def _judge(
 
     for topic, spans in requests.items():
         await reading.each(topic, spans, InferenceRequested, use_request)
-    notes = [note for topic, spans in {topics.results: results, **requests}.items() for note in _trimmed(topic, spans)]
+    notes = [note for topic, spans in {topics.results: results, **requests}.items() for note in trimmed(topic, spans)]
     if not notes:  # else halves are missing that will never come
         await _settle(reading, book, usage, results)
     i4, hours, open_ids = book.prove_conservation(committed=committed, notes=notes)
@@ -214,7 +141,7 @@ async def _judge(
     )
 
 
-async def _settle(reading: _Reading, book: RequestBook, usage: Mapping[int, Span], results: Mapping[int, Span]) -> None:
+async def _settle(reading: Reading, book: RequestBook, usage: Mapping[int, Span], results: Mapping[int, Span]) -> None:
     """Read on, for at most SETTLE_S, for the missing half of pairs that were on their way when the ends were frozen."""
     topics = reading.topics
     ends = asyncio.get_running_loop().time() + SETTLE_S
@@ -223,8 +150,8 @@ async def _settle(reading: _Reading, book: RequestBook, usage: Mapping[int, Span
         if not wanted or asyncio.get_running_loop().time() > ends:
             return
         await asyncio.sleep(_SETTLE_PAUSE_S)
-        new_usage = _after(usage, await reading.freeze(topics.usage, None))
-        new_results = _after(results, await reading.freeze(topics.results, None))
+        new_usage = after(usage, await reading.freeze(topics.usage, None))
+        new_results = after(results, await reading.freeze(topics.results, None))
 
         def use_usage(_entry: LogRecord, record: UsageRecorded, wanted: set[UUID] = wanted) -> None:
             if record.request_id in wanted:
@@ -237,18 +164,6 @@ async def _settle(reading: _Reading, book: RequestBook, usage: Mapping[int, Span
         await reading.each(topics.usage, new_usage, UsageRecorded, use_usage)
         await reading.each(topics.results, new_results, InferenceFinished, use_result)
         usage, results = new_usage, new_results
-
-
-def _after(old: Mapping[int, Span], new: Mapping[int, Span]) -> dict[int, Span]:
-    return {p: Span(first=s.first, begin=old[p].end, end=s.end) for p, s in new.items()}
-
-
-def _trimmed(topic: str, spans: Mapping[int, Span]) -> list[str]:
-    gone = [f"{p} (begins at {s.first})" for p, s in sorted(spans.items()) if s.trimmed]
-    if not gone:
-        return []
-    reason = f"{topic}: retention has removed records from partition {', '.join(gone)}"
-    return [f"{reason}; give --since with a time after which everything is still kept"]
 
 
 async def wait_for_ledger(
@@ -264,7 +179,7 @@ async def wait_for_ledger(
     ends_at = clock() + timeout_s
     connection = await connect(settings.postgres)
     try:
-        async with open_log(settings.kafka) as reader:
+        async with open_log(settings.kafka, decodes=False) as reader:
             spans = await reader.freeze(topic, USAGE.partitions)
             while True:
                 found = await connection.fetch(queries("streams.replay")["positions"], group, topic)

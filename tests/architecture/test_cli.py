@@ -13,7 +13,7 @@ import pytest
 from infra.cli import cli
 
 # These run a process in the foreground, or start and stop parts; their output is progress, not data.
-WITHOUT_DATA = {"up", "down", "api", "worker"}
+WITHOUT_DATA = {"up", "down", "api", "worker", "outbox relay"}
 
 
 def _leaves(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
@@ -41,7 +41,7 @@ def test_help_says_what_it_does_and_shows_an_example_of_itself(name: str) -> Non
             assert parameter.help, parameter.name
 
 
-@pytest.mark.parametrize("name", ["customers", "keys", "models", "billing"])
+@pytest.mark.parametrize("name", ["customers", "keys", "models", "billing", "outbox"])
 def test_help_of_a_group_shows_an_example_of_its_commands(name: str) -> None:
     group = cli.get_command(click.Context(cli), name)
     assert isinstance(group, click.Group)
@@ -67,6 +67,8 @@ def test_data_can_be_had_as_json(name: str) -> None:
         ("infra.cli", ("torch", "faust", "aiohttp", "stripe", "api", "gpu_worker", "streams")),
         ("api.app", ("torch", "faust", "stripe")),
         ("api.commands", ("torch", "faust", "stripe")),
+        ("api.keys_commands", ("torch", "faust", "stripe")),
+        ("streams.billing.prices_commands", ("torch", "faust", "stripe")),
         ("streams.replay.commands", ("torch", "faust", "stripe")),
         ("gpu_worker.commands", ("faust", "stripe", "api")),
     ],

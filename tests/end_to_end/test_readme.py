@@ -45,7 +45,9 @@ def test_the_commands_of_the_readme_work_as_written(tmp_path: Path) -> None:
         Stack(copy / ".inferlog").down(wipe=True)
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/settings.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/settings.md", "docs/analysts.md"]
+)
 def test_every_make_target_and_link_on_a_page_exists(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))

@@ -6,12 +6,16 @@ Started like the real one: `faust -A tests.integration.ledger_variants:double_co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import faust
 from mode.supervisors import CrashingSupervisor
 
+from infra import schema_feed
 from infra.postgres import Connection
 from infra.settings import streams_settings
 from streams.agents import Deliver, raw_record, raw_topic
@@ -36,6 +40,21 @@ class CountsEverythingLedger(Ledger):
 class CountsEverythingApp(LedgerApp):
     def new_ledger(self, pool: Any) -> Ledger:
         return CountsEverythingLedger(pool, group=self.conf.id)
+
+
+class DiesAfterCommitLedger(Ledger):
+    """The process is gone between a COMMIT and its acknowledgement."""
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[LedgerTransaction]:
+        async with super().transaction() as transaction:
+            yield transaction
+        os._exit(9)
+
+
+class DiesAfterCommitApp(LedgerApp):
+    def new_ledger(self, pool: Any) -> Ledger:
+        return DiesAfterCommitLedger(pool, group=self.conf.id)
 
 
 def register_with_take(
@@ -68,6 +87,16 @@ def register_stuck(app: faust.App, topic_name: str, deliver: Deliver, **_options
     return usage_ledger
 
 
+class LearnsNothingApp(LedgerApp):
+    """Without the schemas on the log: what the lock file of this process lacks is unknown for ever."""
+
+    async def on_start(self) -> None:
+        schema_feed.teach = lambda _records, _learn=None: Counter()
+        await super().on_start()
+
+
 double_counting = build(streams_settings(), app_class=CountsEverythingApp)
+dies_after_commit = build(streams_settings(), app_class=DiesAfterCommitApp)
 early_ack = build(streams_settings(), register=register_with_take)
 stuck = build(streams_settings(), register=register_stuck)
+learns_nothing = build(streams_settings(), app_class=LearnsNothingApp)

@@ -12,7 +12,7 @@ from streams.replay.log import open_log
 from streams.replay.verify import verify
 from streams.watchdog import Stalled, Watchdog
 from tests.conditions import eventually
-from tests.factories import usage
+from tests.factories import encode_unchecked, usage
 from tests.integration.ledger_world import LedgerWorld, Spawn, health, usages
 
 
@@ -60,7 +60,7 @@ async def test_bad_records_become_dead_letters_and_the_stream_goes_on(env: dict[
         b"not a record",
         *good[20:40],
         *huge,
-        usage(quantities={"items": -5}),
+        encode_unchecked(usage(quantities={"items": -5})),
         *good[40:],
     ]
     await world.produce(records, partition=3)

@@ -12,11 +12,14 @@ from uuid import uuid4
 
 import pytest
 
+from infra.actor import Author
 from infra.kafka import TopicPartition, open_consumer, open_producer
 from schemas.codec import encode
 from schemas.keys import worker_group
 from schemas.records import BucketCharge, InferenceRequested, Outcome, UsageRecorded
 from schemas.topics import DEFAULT_POOL, RESULTS, USAGE, requests_topic
+from streams.billing.adjustments import adjust
+from streams.billing.intents import HourKey
 from streams.replay.log import open_log
 from streams.replay.verify import NotCaughtUp, Report, verify, wait_for_ledger
 from tests.conditions import eventually
@@ -112,6 +115,20 @@ async def test_an_honest_log_holds(honest: Honest) -> None:
     assert (figures["I4"]["accepted"], figures["I4"]["open"], figures["I4"]["expired"]) == (COUNT, 2, 1)
     assert report.undecodable == {log.usage: 1}
     assert (await log.verify(since=NOON + timedelta(hours=1))).exit_code == 0
+
+
+async def test_a_correction_of_the_bill_leaves_usage_and_its_proof_alone(honest: Honest) -> None:
+    log, requests = honest
+    key = HourKey(customer_id=requests[0].customer_id, meter="items", hour=NOON)
+    async with log.world.tables() as c:
+        await c.execute("INSERT INTO customers VALUES ($1, 'Acme', 1, 1)", key.customer_id)
+        done = await adjust(c, key, -5, by=Author(actor="ada", reason="a test"), now=NOON)
+    assert done.billable_units == COUNT - 3 - 5
+    report = await log.verify()
+    assert report.exit_code == 0, findings(report)
+    process = log.world.spawn(["inferlog", "usage", "--json", "--meter", "items"], log.world.env, name="usage")
+    assert process.wait(60) == 0
+    assert json.loads(process.log.read_text().splitlines()[-1])["totals"] == {"items": COUNT - 3}
 
 
 async def test_planted_lies_are_each_found(honest: Honest) -> None:

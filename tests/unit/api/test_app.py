@@ -12,6 +12,8 @@ SETTINGS = {
     "INFERLOG_KAFKA_BOOTSTRAP": "127.0.0.1:1",
     "INFERLOG_POSTGRES_DSN": "postgresql://u:p@127.0.0.1:1/x",
     "INFERLOG_REDIS_URL": "redis://127.0.0.1:1/0",
+    "INFERLOG_S3_ACCESS_KEY": "k",
+    "INFERLOG_S3_SECRET_KEY": "s",
 }
 
 

@@ -9,14 +9,27 @@ import pytest
 
 from api import inference as module
 from api.admission.gate import Gate
-from api.errors import AcceptanceUnknown, ApiError, BadInput, DeadlinePassed, ModelFailed, Unavailable
+from api.errors import (
+    AcceptanceUnknown,
+    AnswerLost,
+    ApiError,
+    BadInput,
+    DeadlinePassed,
+    ModelFailed,
+    ResultLost,
+    TooLarge,
+    Unavailable,
+)
 from api.inference import Inference, failure
+from api.large_tensors import LargeTensors
 from api.request_log import RequestLog
 from api.results import Results
+from schemas.claims import checked_in
 from schemas.codec import encode
 from schemas.ids import new_request_id
 from schemas.keys import RedisKeys
 from schemas.records import InferenceFinished, InferenceRequested, Outcome
+from tests.blob_store import FakeBlobStore, claim_check
 from tests.conditions import eventually
 from tests.factories import finished
 from tests.fakes import FakeCache
@@ -31,6 +44,8 @@ KEYS = RedisKeys(namespace="n")
         (Outcome.FAILED, "invalid_input", BadInput),
         (Outcome.FAILED, "result_too_large", BadInput),
         (Outcome.FAILED, "unavailable", Unavailable),
+        (Outcome.FAILED, "input_lost", Unavailable),
+        (Outcome.FAILED, "input_altered", Unavailable),
         (Outcome.FAILED, "model_unavailable", ModelFailed),
         (Outcome.FAILED, None, ModelFailed),
         (Outcome.FAILED, "a code of tomorrow", ModelFailed),
@@ -64,6 +79,8 @@ class Desk:
         self.published: list[InferenceRequested] = []
         self.ends: Callable[[InferenceRequested], InferenceFinished | None] = lambda _: None
         self.fails: ApiError | None = None
+        self.store = FakeBlobStore()
+        self.inline_bytes = 256 * 1024
 
     async def publish(self, record: InferenceRequested, *, pool: str, spread: int) -> None:
         if self.fails is not None:
@@ -79,7 +96,14 @@ class Desk:
 async def running(desk: Desk, *, deadline_s: float = 20.0) -> AsyncIterator[tuple[Inference, Gate]]:
     gate = await desk.world.gate()
     log = cast(RequestLog, desk)
-    inference = Inference(gate=gate, request_log=log, results=desk.results, instance="api-1", deadline_s=deadline_s)
+    inference = Inference(
+        gate=gate,
+        request_log=log,
+        results=desk.results,
+        large=LargeTensors(claim_check(desk.store, inline_bytes=desk.inline_bytes)),
+        instance="api-1",
+        deadline_s=deadline_s,
+    )
     listening = asyncio.ensure_future(desk.results.listen())
     await eventually(lambda: desk.cache.subscriptions)
     yield inference, gate
@@ -159,3 +183,68 @@ async def test_callers_that_hang_up_leave_nothing_behind() -> None:
         assert (desk.results.waiting, gate.in_flight) == (0, 0)
         desk.ends = ended()
         assert (await inference.run(desk.world, new_request_id(), None)).finished.outcome is Outcome.SUCCEEDED
+
+
+async def test_large_inputs_are_in_the_store_before_the_log_has_their_request() -> None:
+    desk = Desk()
+    desk.inline_bytes = 0
+    desk.store.open.clear()
+    desk.ends = ended()
+    async with running(desk) as (inference, _):
+        call = asyncio.ensure_future(inference.run(desk.world, new_request_id(), None))
+        await eventually(lambda: desk.store.calls)
+        assert desk.published == []
+        desk.store.open.set()
+        await call
+        (record,) = desk.published
+        assert [t.blob.key for t in record.inputs if t.blob] == list(desk.store.objects)
+
+
+async def test_without_the_store_the_record_carries_its_inputs_and_is_refused_only_if_the_log_does_not_take_it() -> (
+    None
+):
+    desk = Desk()
+    desk.inline_bytes = 0
+    desk.store.away = True
+    desk.ends = ended()
+    async with running(desk) as (inference, _):
+        await inference.run(desk.world, new_request_id(), None)
+        assert [t.blob for t in desk.published[0].inputs] == [None]
+        desk.fails = TooLarge("9 MB")
+        with pytest.raises(Unavailable, match="was not accepted") as refused:
+            await inference.run(desk.world, new_request_id(), None)
+        assert refused.value.code == "large_inputs_away"
+        assert "Retry-After" in refused.value.headers
+
+
+@pytest.mark.parametrize(("away", "kind"), [(False, ResultLost), (True, AnswerLost)])
+async def test_outputs_are_fetched_and_told_when_they_cannot_be(
+    away: bool, kind: type[ApiError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "GRACE_S", 0.01)
+    desk = Desk()
+
+    def ends(record: InferenceRequested) -> InferenceFinished:
+        whole = finished(record)
+        carried, kept = checked_in(whole.outputs, record.request_id, inline_bytes=0)
+        desk.store.objects.update(kept)
+        return finished(record, outputs=carried)
+
+    desk.ends = ends
+    async with running(desk) as (inference, gate):
+        answer = await inference.run(desk.world, new_request_id(), None)
+        assert answer.finished.outputs == finished().outputs
+        desk.store.away = away
+        desk.store.objects = desk.store.objects if away else Forgetful()
+        desk.world.timeout_s = 0.1 if away else None
+        with pytest.raises(kind) as refused:
+            await inference.run(desk.world, new_request_id(), None)
+        assert set(refused.value.headers) >= RATE_HEADERS
+        assert (desk.results.waiting, gate.in_flight) == (0, 0)
+
+
+class Forgetful(dict[str, bytes]):
+    """Keeps nothing."""
+
+    def __contains__(self, key: object) -> bool:
+        return False

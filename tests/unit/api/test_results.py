@@ -9,7 +9,7 @@ import pytest
 
 from api import results as module
 from api.errors import AnswerLost, ApiError, DeadlinePassed
-from api.results import CacheAway, Results, Waiter
+from api.results import CacheAway, Results, Schemas, Waiter
 from schemas.codec import encode
 from schemas.ids import new_request_id
 from schemas.keys import RedisKeys
@@ -17,13 +17,14 @@ from schemas.records import InferenceFinished
 from tests.conditions import eventually
 from tests.factories import finished, requested
 from tests.fakes import FakeCache
+from tests.newer_writer import NewerWriter, forgetful
 
 KEYS = RedisKeys(namespace="n")
 
 
 @asynccontextmanager
-async def running(cache: FakeCache) -> AsyncIterator[Results]:
-    results = Results(cache, KEYS, instance="api-1")
+async def running(cache: FakeCache, schemas: Schemas | None = None) -> AsyncIterator[Results]:
+    results = Results(cache, KEYS, instance="api-1", schemas=schemas)
     tasks = [asyncio.ensure_future(loop) for loop in (results.listen(), results.sweep())]
     await eventually(lambda: cache.subscriptions)
     yield results
@@ -164,3 +165,46 @@ async def test_draining_answers_the_rest_with_their_ids() -> None:
         with pytest.raises(AnswerLost, match=str(waiter.request_id)) as lost:
             await waiting
         assert lost.value.headers == {"x-should-retry": "false"}
+
+
+class NewerSchemas:
+    """Implements Schemas: `learnt` is set once the schemas topic was read after the question."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.learnt = False
+
+    def ask(self) -> int:
+        self.asked += 1
+        return self.asked
+
+    def answered(self, number: int) -> bool:
+        return self.learnt
+
+
+@pytest.mark.parametrize("published", [True, False])
+async def test_a_result_of_a_newer_worker_waits_for_its_schema_and_no_longer(
+    published: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SWEEP_S", 0.02)
+    own = forgetful()
+    monkeypatch.setattr(module, "decode", own.decode)
+    cache, result, schemas = FakeCache(), a_result(), NewerSchemas()
+    writer = NewerWriter(result)
+    async with running(cache, schemas) as results:
+        waiter = results.expect(result.request_id, result.customer_id)
+        cache.values[KEYS.result(result.request_id)] = writer.write(encode(result))
+        cache.hints.put_nowait(result.request_id.bytes)
+        await eventually(lambda: schemas.asked)
+        reads = cache.reads
+        await eventually(lambda: cache.reads > reads + 2)
+        assert not waiter.finished.done()
+        assert schemas.asked == 1
+        if published:
+            own.learn(writer.published)
+        schemas.learnt = True
+        if published:
+            assert await answer(results, waiter) == result
+        else:
+            with pytest.raises(ApiError, match="cannot be read"):
+                await answer(results, waiter)

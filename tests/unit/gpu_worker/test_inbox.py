@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -13,12 +13,16 @@ from gpu_worker.dead_letters import DeadLetters
 from gpu_worker.held import Bounds, Held
 from gpu_worker.inbox import Inbox
 from gpu_worker.recovery import Recorded
+from gpu_worker.unlearnt import Unlearnt, learn_nothing
 from infra.kafka import BusUnavailable, KafkaError, RecordTooLarge, TopicPartition
+from schemas.claims import checked_in
 from schemas.codec import decode, encode
+from schemas.evidence import VALUE_MAX_BYTES, dead_letter
 from schemas.headers import Headers
 from schemas.records import DeadLetter
 from tests.conditions import eventually
 from tests.factories import finished, requested
+from tests.newer_writer import NewerWriter, forgetful
 
 TOPIC = "ns.inference.requests.default.v1"
 
@@ -95,6 +99,7 @@ class Station:
         self.producer = ScriptedProducer()
         producer: Any = self.producer
         bounds = {"revoke_wait_s": 0.2, **bounds}
+        unlearnt = Unlearnt(bounds.pop("learn_schemas", learn_nothing))
         self.predecessors = ScriptedPredecessors()
         self.inbox = Inbox(
             self.consumer,
@@ -102,6 +107,7 @@ class Station:
             self.predecessors,
             topic=TOPIC,
             bounds=Bounds(**bounds),
+            unlearnt=unlearnt,
         )
 
     async def assigned(self, *partitions: int) -> Station:
@@ -310,17 +316,80 @@ async def test_records_that_arrive_during_a_revoke_are_left_for_the_next_owner()
     assert await station.inbox.take() == []
 
 
-@pytest.mark.parametrize("value", [None, b"", b"{}", b"\x00\x00\x00\x00\x63rest", encode(requested())[:-3]])
+BAD_VALUES = {
+    "no value": None,
+    "an empty value": b"",
+    "another framing": b"{}",
+    "an unknown schema": b"\x00\x00\x00\x00\x63rest",
+    "a broken body": encode(requested())[:-3],
+    "bytes after the body": encode(requested()) + b"!",
+    "another record": encode(finished()),
+    "too large to keep": b"x" * (VALUE_MAX_BYTES + 1),
+}
+
+
+@pytest.mark.parametrize("value", BAD_VALUES.values(), ids=BAD_VALUES.keys())
 async def test_what_is_no_request_is_set_aside_with_its_evidence_and_the_rest_goes_on(value: bytes | None) -> None:
     station = await Station().assigned(0)
-    station.arrive(Record(offset=0, value=value), record(1))
+    bad = Record(offset=0, value=value)
+    station.arrive(bad, record(1))
     (good,) = station.inbox.claim(await station.inbox.take())
     await eventually(lambda: station.inbox.set_aside == 1)
     (letter,) = station.producer.letters
-    assert (letter.topic, letter.partition, letter.offset, letter.value) == (TOPIC, 0, 0, value)
+    assert letter == dead_letter(bad, letter.reason, occurred_at=letter.occurred_at)
+    assert (letter.value is None) == (value is None or len(value) > VALUE_MAX_BYTES)
+    assert TOPIC not in letter.reason, "the place has fields of its own"
     station.inbox.done([good])
     await station.inbox.commit()
     assert station.consumer.commits == [{0: 2}]
+
+
+async def test_a_newer_writers_request_waits_for_its_schema_while_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec, writer, answered = forgetful(), NewerWriter(requested()), asyncio.Event()
+    monkeypatch.setattr("gpu_worker.inbox.decode_at", codec.decode_at)
+    monkeypatch.setattr("gpu_worker.unlearnt.decode_at", codec.decode_at)
+
+    async def learn() -> None:
+        await answered.wait()
+        codec.learn(writer.published)
+
+    station = Station(learn_schemas=learn)
+    await station.assigned(0)
+    newer = requested()
+    station.arrive(Record(offset=0, value=writer.write(encode(newer))), record(1))
+    (other,) = station.inbox.claim(await station.inbox.take())
+    station.inbox.done([other])
+    await station.inbox.commit()
+    assert station.consumer.commits == [{0: 0}], "what waits is not let go"
+    answered.set()
+    await eventually(lambda: not station.inbox._tasks)
+    (late,) = station.inbox.claim(await station.inbox.take())
+    assert (late.request, late.offset) == (newer, 0)
+    station.inbox.done([late])
+    await station.inbox.commit()
+    assert station.consumer.commits[-1] == {0: 2}
+    assert station.inbox._held[0].size_bytes == 0
+    assert not station.producer.letters
+
+
+async def test_what_waited_for_its_schema_is_left_to_the_next_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec, writer, answered = forgetful(), NewerWriter(requested()), asyncio.Event()
+    monkeypatch.setattr("gpu_worker.inbox.decode_at", codec.decode_at)
+    monkeypatch.setattr("gpu_worker.unlearnt.decode_at", codec.decode_at)
+
+    async def learn() -> None:
+        await answered.wait()
+        codec.learn(writer.published)
+
+    station = Station(learn_schemas=learn)
+    await station.assigned(0)
+    station.arrive(Record(offset=0, value=writer.write(encode(requested()))))
+    assert await station.inbox.take() == []
+    await station.inbox.on_partitions_revoked([])
+    await station.assigned(0)
+    answered.set()
+    await eventually(lambda: not station.inbox._tasks)
+    assert await station.inbox.take() == [], "it comes again with the new assignment"
 
 
 async def test_an_offset_is_not_done_before_its_dead_letter_is_acknowledged() -> None:
@@ -342,5 +411,20 @@ async def test_evidence_too_large_for_the_topic_is_described_instead() -> None:
     await station.inbox.take()
     await eventually(lambda: station.inbox.set_aside == 1)
     (letter,) = station.producer.letters
-    assert letter.value is None
-    assert "value of 2 bytes left out, sha256 44136fa3" in letter.reason
+    assert (letter.value, letter.value_size_bytes) == (None, 2)
+    assert (letter.value_sha256 or "").startswith("44136fa3")
+
+
+async def test_inputs_that_lie_elsewhere_count_as_in_flight() -> None:
+    request = requested()
+    carried, kept = checked_in(request.inputs, request.request_id, inline_bytes=0)
+    value = encode(replace(request, inputs=carried))
+    (size_bytes,) = map(len, kept.values())
+    station = await Station(bytes_in_all=len(value) + size_bytes - 1).assigned(0)
+    station.arrive(Record(offset=0, value=value))
+    taken = station.inbox.claim(await station.inbox.take())
+    await station.inbox.take()
+    assert station.consumer.paused == {0}
+    station.inbox.done(taken)
+    await station.inbox.take()
+    assert station.consumer.paused == set()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gpu_worker import outcomes as module
+from gpu_worker.claims import LargeTensors
 from gpu_worker.endings import Ended
 from gpu_worker.outcomes import KafkaRedisOutcomes, usage
 from infra.kafka import BusUnavailable, KafkaError, KeyedRecord
@@ -18,6 +19,7 @@ from infra.redis import RedisError
 from schemas.codec import decode
 from schemas.records import InferenceFinished, Outcome, UsageRecorded
 from schemas.tensors import Tensor
+from tests.blob_store import FakeBlobStore, claim_check
 from tests.conditions import eventually
 from tests.factories import NOON, finished, requested
 
@@ -93,8 +95,11 @@ class Clock:
         return NOON.timestamp() + self.after_noon_s
 
 
-def made(producer: Any, redis: Any, *, clock: Clock | None = None) -> KafkaRedisOutcomes:
-    return KafkaRedisOutcomes(producer, redis, namespace="ns", result_ttl_s=60, clock=clock or Clock())
+def made(
+    producer: Any, redis: Any, *, clock: Clock | None = None, store: FakeBlobStore | None = None
+) -> KafkaRedisOutcomes:
+    large = LargeTensors(claim_check(store, inline_bytes=256 * 1024))
+    return KafkaRedisOutcomes(producer, redis, large, namespace="ns", result_ttl_s=60, clock=clock or Clock())
 
 
 def end(record: InferenceFinished | None = None, *, reply_to: str = "api-1", within_s: float = 10.0) -> Ended:
@@ -183,14 +188,46 @@ async def test_without_redis_the_log_is_enough() -> None:
     assert outcomes.counts["cache_failures"] == 4
 
 
-async def test_a_result_that_no_topic_takes_becomes_a_failure_that_is_not_billed() -> None:
-    producer, redis = ScriptedProducer([]), ScriptedRedis([])
-    huge = Tensor(name="x", datatype="UINT8", shape=(1, 9 * 1024 * 1024), data=bytes(9 * 1024 * 1024))
-    await made(producer, redis).record([end(finished(outputs=(huge,)))])
+def of_bytes(size: int) -> Tensor:
+    return Tensor(name="x", datatype="UINT8", shape=(1, size), data=bytes(size))
+
+
+async def test_a_result_that_neither_s3_nor_the_log_takes_becomes_a_failure_that_is_not_billed() -> None:
+    producer, redis, store = ScriptedProducer([]), ScriptedRedis([]), FakeBlobStore()
+    store.away = True
+    await made(producer, redis, store=store).record([end(finished(outputs=(of_bytes(9 * 1024 * 1024),)))])
     ((_, _, value, _),) = producer.sent
     found = decode(value, InferenceFinished)
-    assert (found.outcome, found.error_code, found.quantities) == (Outcome.FAILED, "result_too_large", {})
+    assert (found.outcome, found.error_code, found.quantities) == (Outcome.FAILED, "unavailable", {})
     assert redis.commands[0][2] == value
+
+
+async def test_without_s3_a_large_result_goes_onto_the_log_if_it_fits() -> None:
+    producer, redis, store = ScriptedProducer([]), ScriptedRedis([]), FakeBlobStore()
+    store.away = True
+    result = finished(outputs=(of_bytes(1024 * 1024),))
+    await made(producer, redis, store=store).record([end(result)])
+    assert decode(producer.sent[0].value, InferenceFinished) == result
+    assert redis.commands[0][2] == producer.sent[0].value
+
+
+async def test_large_outputs_are_in_s3_before_their_result_is_on_the_log_and_the_copy_is_small() -> None:
+    journal: list[str] = []
+    producer, redis, store = ScriptedProducer(journal), ScriptedRedis(journal), FakeBlobStore()
+    store.open.clear()
+    outcomes = made(producer, redis, store=store)
+    large, small = finished(outputs=(of_bytes(9 * 1024 * 1024),)), finished()
+    task = asyncio.create_task(outcomes.record([end(large), end(small)]))
+    await eventually(lambda: len(journal) == 3)
+    logged = [record for record in producer.sent if record.topic.endswith("results.v1")]
+    assert [decode(r.value, InferenceFinished) for r in logged] == [small], "it did not wait for its neighbour's blobs"
+    store.open.set()
+    await task
+    found = decode(producer.sent[-2].value, InferenceFinished)
+    assert found.outcome is Outcome.SUCCEEDED
+    assert [t.blob.key for t in found.outputs if t.blob] == list(store.objects)
+    assert max(len(c[2]) for c in redis.commands if c[0] == "SET") < 2000
+    assert [topic for topic, _, _, _ in producer.sent].count("ns.inference.usage.v1") == 2
 
 
 async def test_usage_on_its_way_does_not_hold_the_answer_up() -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gpu_worker.endings import Ended, as_of
 from gpu_worker.held import Bounds, Held
+from gpu_worker.ports import Delivery
 from gpu_worker.recovery import SLACK_MS, FirstResults, Recorded, inherited
-from gpu_worker.worker import Delivery
 from schemas.codec import encode
 from schemas.records import InferenceRequested, Outcome
 from tests.factories import NOON, finished, requested

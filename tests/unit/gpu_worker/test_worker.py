@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 
 from gpu_worker.batching import Limits
 from gpu_worker.endings import Answer, Ended, Failure, Ran
-from gpu_worker.errors import MachineError, ModelError
-from gpu_worker.worker import Delivery, Worker
+from gpu_worker.errors import InputLost, MachineError, ModelError
+from gpu_worker.ports import Delivery
+from gpu_worker.worker import Worker
 from schemas.records import InferenceRequested, Outcome, Task
+from schemas.tensors import Blob
 from tests.conditions import eventually
 from tests.factories import finished, floats, requested
 
@@ -82,6 +85,30 @@ class ScriptedRunner:
         return Ran(version=self.runs_as or version, results=results, run_us=5)
 
 
+class GatedClaims:
+    """Inputs are there once `open` is set, unless they are `lost` or the store is `away` until the deadline."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.open.set()
+        self.lost = False
+        self.away = False
+        self.allowed_s: list[float] = []
+        self.released: list[InferenceRequested] = []
+
+    async def redeem(self, request: InferenceRequested, *, within_s: float) -> InferenceRequested:
+        self.allowed_s.append(within_s)
+        await self.open.wait()
+        if self.lost:
+            raise InputLost("tensor 'pixels' is gone")
+        if self.away:
+            raise MachineError("S3 is away")
+        return replace(request, inputs=(floats("pixels", 1.0),))
+
+    def release(self, request: InferenceRequested) -> None:
+        self.released.append(request)
+
+
 class GatedOutcomes:
     def __init__(self) -> None:
         self.open = asyncio.Event()
@@ -97,16 +124,18 @@ class GatedOutcomes:
 
 
 class Bench:
-    """A worker at work, and its three ports."""
+    """A worker at work, and its ports."""
 
     def __init__(self) -> None:
         self.inbox = RememberingInbox()
         self.runner = ScriptedRunner()
+        self.claims = GatedClaims()
         self.outcomes = GatedOutcomes()
         self.now = datetime.now(timezone.utc).timestamp()
         self.worker = Worker(
             name="w",
             inbox=self.inbox,
+            claims=self.claims,
             runner=self.runner,
             outcomes=self.outcomes,
             limits=Limits(linger_s=0.0),
@@ -117,6 +146,11 @@ class Bench:
     def request(self, version: str = GOOD, *, within_s: float = 10.0, **changes: Any) -> InferenceRequested:
         at = datetime.fromtimestamp(self.now, timezone.utc)
         return requested(version=version, occurred_at=at, deadline_at=at + timedelta(seconds=within_s), **changes)
+
+    def large_request(self, **changes: Any) -> InferenceRequested:
+        """One whose input lies in S3."""
+        lying = replace(floats("pixels", 1.0), data=b"", blob=Blob(key="blobs/x/y", sha256="0" * 64, size_bytes=4))
+        return self.request(inputs=(lying,), **changes)
 
     def outcome_of(self, request: InferenceRequested) -> Outcome | None:
         found = [e.finished.outcome for e in self.outcomes.ended if e.finished.request_id == request.request_id]
@@ -320,3 +354,73 @@ async def test_stopping_ends_what_is_being_recorded() -> None:
     bench.outcomes.open.set()
     await asyncio.wait_for(task, 5)
     assert len(bench.inbox.finished) == 1
+
+
+async def test_a_request_whose_inputs_are_being_fetched_holds_nobody_up_and_then_runs_with_them() -> None:
+    async with at_work() as bench:
+        bench.claims.open.clear()
+        large, small = bench.large_request(), bench.request()
+        bench.inbox.put(large, small)
+        await bench.ended(1)
+        assert bench.outcome_of(small) is Outcome.SUCCEEDED
+        bench.claims.open.set()
+        await bench.ended(2)
+        assert bench.outcome_of(large) is Outcome.SUCCEEDED
+        assert bench.claims.allowed_s == [10.0]
+        assert bench.claims.released == [large], "what was fetched makes room for others"
+
+
+async def test_lost_inputs_fail_their_request_alone() -> None:
+    async with at_work() as bench:
+        bench.claims.lost = True
+        large, small = bench.large_request(), bench.request()
+        bench.inbox.put(large, small)
+        await bench.ended(2)
+        failed = next(e.finished for e in bench.outcomes.ended if e.finished.request_id == large.request_id)
+        assert (failed.outcome, failed.error_code, failed.quantities) == (Outcome.FAILED, "input_lost", {})
+        assert "tensor 'pixels'" in (failed.error_message or "")
+        assert bench.outcome_of(small) is Outcome.SUCCEEDED
+
+
+async def test_inputs_that_cannot_be_fetched_in_time_let_their_request_expire_and_others_go_on() -> None:
+    async with at_work() as bench:
+        bench.claims.away = True
+        large, small = bench.large_request(), bench.request()
+        bench.inbox.put(large, small)
+        await bench.ended(2)
+        assert bench.outcome_of(large) is Outcome.EXPIRED
+        assert bench.outcome_of(small) is Outcome.SUCCEEDED
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_what_was_fetched_is_let_go_when_its_request_expires_or_its_partition_is_lost(lost: bool) -> None:
+    async with at_work() as bench:
+        large = bench.large_request(version=SLOW)
+        bench.inbox.lost = {0} if lost else set()
+        bench.inbox.put(large)
+        await eventually(lambda: bench.worker._batcher.versions() == [SLOW])
+        bench.now += 11
+        await eventually(lambda: bench.claims.released == [large])
+        await bench.ended(0 if lost else 1)
+
+
+async def test_what_is_recorded_does_not_hold_the_inputs_that_were_fetched() -> None:
+    async with at_work() as bench:
+        bench.outcomes.open.clear()
+        large = bench.large_request()
+        bench.inbox.put(large)
+        await eventually(lambda: bench.claims.released == [large])
+        bench.outcomes.open.set()
+        await bench.ended(1)
+        assert [d.request for d in bench.inbox.finished] == [large]
+
+
+async def test_stopping_does_not_wait_for_inputs() -> None:
+    bench = Bench()
+    bench.claims.open.clear()
+    task = asyncio.create_task(bench.worker.run(bench.stop))
+    bench.inbox.put(bench.large_request())
+    await eventually(lambda: bench.claims.allowed_s)
+    bench.stop.set()
+    await asyncio.wait_for(task, 5)
+    assert bench.inbox.finished == []

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import asyncpg
 
-from streams.dead_letters import DeadLetterRow
+from schemas.records import DeadLetter
 from streams.projections import Counted, LocatedUsage, NextOffset, hourly_rows
 
 BIGINT_MAX = 2**63 - 1
@@ -35,14 +35,18 @@ class FakeTransaction:
         known.update({u.record.request_id: u.digest for u in fresh})
         return Counted(new=len(fresh), contradicting=other)
 
-    async def set_aside(self, letters: Sequence[DeadLetterRow]) -> None:
-        for x in letters:
-            self._ledger.dead.setdefault((x.source.partition, x.source.offset), x.reason)
+    async def set_aside(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
+        new = [x for x in letters if (x.partition, x.offset) not in self._ledger.dead]
+        self._ledger.dead |= {(x.partition, x.offset): x.reason for x in new}
+        return new
 
     async def advance(self, offsets: Sequence[NextOffset]) -> None:
         for o in offsets:
             known = self._ledger.positions.get(o.partition, 0)
             self._ledger.positions[o.partition] = max(known, o.next_offset)
+
+    async def tell(self, letters: Sequence[DeadLetter]) -> None:
+        self._ledger.told += letters
 
 
 class FakeLedger:
@@ -52,6 +56,7 @@ class FakeLedger:
         self.processed: dict[UUID, bytes | None] = {}  # None: counted before digests were kept
         self.sums: dict[tuple[object, ...], int] = {}
         self.dead: dict[tuple[int, int], str] = {}
+        self.told: list[DeadLetter] = []
         self.positions: dict[int, int] = {}
         self.counts = 0
         self.transactions = 0
@@ -62,10 +67,10 @@ class FakeLedger:
     async def transaction(self) -> AsyncIterator[FakeTransaction]:
         self.transactions += 1
         self.before()
-        kept = deepcopy((self.processed, self.sums, self.dead, self.positions))
+        kept = deepcopy((self.processed, self.sums, self.dead, self.told, self.positions))
         try:
             yield FakeTransaction(self)
         except BaseException:
-            self.processed, self.sums, self.dead, self.positions = kept
+            self.processed, self.sums, self.dead, self.told, self.positions = kept
             raise
         self.after_commit()

@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
+from infra.kafka import BusUnavailable
+from schemas.codec import encode
+from schemas.evidence import VALUE_MAX_BYTES, dead_letter
 from schemas.records import UsageRecorded
 from streams.dead_letters import AllRecordsBad
 from streams.delivery import LONGEST_PAUSE_S, Delivery, LedgerUnavailable
+from tests.factories import requested
+from tests.newer_writer import NewerWriter, forgetful
 from tests.unit.streams.fake_ledger import BIGINT_MAX, FakeLedger
-from tests.unit.streams.usage_samples import raw, usage
+from tests.unit.streams.usage_samples import TOPIC, raw, usage
 
 
 class Time:
@@ -122,7 +127,13 @@ async def test_a_request_counted_before_digests_were_kept_contradicts_nothing(
     ("value", "reason"),
     [
         (b"not avro", "expected UsageRecorded framed"),
+        (b"", "found nothing"),
         (None, "without a value"),
+        (b"\x00\x00\x00\x27\x0fnew", "schema id 9999 is unknown here"),
+        (encode(usage(7)) + b"!!", "2 bytes follow the record"),
+        (encode(usage(7))[:-1], "UsageRecorded: "),
+        (encode(requested()), "found inferlog.inference.v1.InferenceRequested"),
+        (b"x" * (VALUE_MAX_BYTES + 1), "expected UsageRecorded framed"),
         (usage(7, quantities={"items": -1}), "meter 'items' is -1"),
         (usage(7, quantities={}), "quantities: is empty"),
         (usage(7, customer=""), "customer_id: is empty"),
@@ -131,11 +142,78 @@ async def test_a_request_counted_before_digests_were_kept_contradicts_nothing(
 async def test_a_bad_record_is_set_aside_and_its_neighbours_count(
     delivery: Delivery, ledger: FakeLedger, value: object, reason: str
 ) -> None:
-    await delivery.deliver([raw(usage(1), 0), raw(value, 1), raw(usage(2), 2)])  # type: ignore[arg-type]
+    bad = raw(value, 1)  # type: ignore[arg-type]
+    await delivery.deliver([raw(usage(1), 0), bad, raw(usage(2), 2)])
     assert total(ledger) == 8
     assert list(ledger.dead) == [(0, 1)]
     assert reason in ledger.dead[0, 1]
     assert ledger.positions == {0: 3}
+    (told,) = ledger.told
+    assert told == dead_letter(bad, told.reason, occurred_at=told.occurred_at)
+    assert TOPIC not in told.reason, "the place has fields of its own"
+
+
+async def test_a_letter_that_was_kept_before_is_not_told_again(delivery: Delivery, ledger: FakeLedger) -> None:
+    for _ in range(3):
+        await delivery.deliver([raw(b"junk", 0), raw(usage(1), 1)])
+    assert [x.offset for x in ledger.told] == [0]
+
+
+class Schemas:
+    """The schemas topic, with one newer writer's schema on it; `away` makes the next askings fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._codec = forgetful()
+        self.writer = NewerWriter(usage(1))
+        self.asked = 0
+        self.away: list[Exception] = []
+        monkeypatch.setattr("streams.delivery.decode_at", self._codec.decode_at)
+
+    async def learn(self) -> None:
+        self.asked += 1
+        if self.away:
+            raise self.away.pop(0)
+        self._codec.learn(self.writer.published)
+
+    def written(self, number: int) -> bytes:
+        return self.writer.write(encode(usage(number)))
+
+
+@pytest.fixture
+def schemas(monkeypatch: pytest.MonkeyPatch) -> Schemas:
+    return Schemas(monkeypatch)
+
+
+async def test_a_newer_writers_records_are_counted_once_their_schema_is_learnt(
+    ledger: FakeLedger, time: Time, schemas: Schemas
+) -> None:
+    delivery = Delivery(ledger, give_up_s=600, learn_schemas=schemas.learn, sleep=time.sleep, clock=time.clock)
+    await delivery.deliver([raw(schemas.written(n), n) for n in range(200)])  # no good one among them at first
+    assert (total(ledger), ledger.dead, schemas.asked) == (800, {}, 1)
+    await delivery.deliver([raw(schemas.written(200), 200)])
+    assert schemas.asked == 1
+
+
+async def test_ids_that_mean_nothing_are_asked_for_once_per_batch(
+    ledger: FakeLedger, time: Time, schemas: Schemas
+) -> None:
+    delivery = Delivery(ledger, give_up_s=600, learn_schemas=schemas.learn, sleep=time.sleep, clock=time.clock)
+    await delivery.deliver([*(raw(b"\x00\x00\x00\x27\x0f!", n) for n in range(98)), raw(usage(1), 98)])
+    assert (len(ledger.dead), schemas.asked) == (98, 1)
+
+
+async def test_while_schemas_cannot_be_asked_for_the_batch_is_held(
+    ledger: FakeLedger, time: Time, schemas: Schemas
+) -> None:
+    schemas.away = [BusUnavailable("away")] * 3
+    delivery = Delivery(ledger, give_up_s=600, learn_schemas=schemas.learn, sleep=time.sleep, clock=time.clock)
+    await delivery.deliver([raw(schemas.written(1), 0)])
+    assert (total(ledger), ledger.dead, len(time.pauses)) == (4, {}, 3)
+    schemas.away = [BusUnavailable("away")] * 10_000
+    with pytest.raises(LedgerUnavailable, match="Kafka was away for 600 s"):
+        await delivery.deliver([raw(b"\x00\x00\x00\x27\x0f!", 1)])
+    assert not ledger.dead
+    assert ledger.positions == {0: 1}
 
 
 async def test_a_refused_record_is_found_by_halving(delivery: Delivery, ledger: FakeLedger) -> None:

@@ -1,0 +1,100 @@
+"""Everything published, as found: the lock file's entries as they stand there, the schema files, the golden files.
+
+Nothing is believed yet, unlike in `lockfile`: this is what the gate looks at, and it must be able to look at what is
+wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from schemas.evolution import Version
+from schemas.findings import Finding
+from schemas.golden import GoldenError, golden_body
+from schemas.lockfile import LOCK_FILE
+
+Entry = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: what is parsed once is kept
+class Catalogue:
+    """Texts by file name: the lock file, `avro/*.avsc`, `golden/*.json`."""
+
+    lock: str
+    avro: Mapping[str, str]
+    golden: Mapping[str, str]
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        """The lock file's entries in its order; empty when it cannot be read, which `unreadable` then says."""
+        found = _parsed(self.lock)
+        return tuple(found) if isinstance(found, list) and all(isinstance(e, dict) for e in found) else ()
+
+    @cached_property
+    def definitions(self) -> Mapping[str, dict[str, Any]]:
+        """The schema files that hold a JSON object, parsed, by name."""
+        return {name: found for name, text in self.avro.items() if isinstance(found := _parsed(text), dict)}
+
+    @cached_property
+    def goldens(self) -> Mapping[str, dict[str, Any]]:
+        """The golden files that hold a JSON object, parsed, by name."""
+        return {name: found for name, text in self.golden.items() if isinstance(found := _parsed(text), dict)}
+
+    def unreadable(self) -> Iterable[Finding]:
+        """Files that hold something other than the JSON they should."""
+        bad = [f"avro/{n}" for n in self.avro if n not in self.definitions]
+        bad += [f"golden/{n}" for n in self.golden if n not in self.goldens]
+        bad += [] if self.entries else [LOCK_FILE]
+        for name in bad:
+            problem = "The file is not the JSON that is expected here (one object; in the lock file a list of them)."
+            remedy = f"restore it: git checkout -- schemas/{name}"
+            yield Finding(record=name, path="", rule="file", problem=problem, remedy=remedy)
+
+    def records(self) -> tuple[str, ...]:
+        """Full names of the records with an entry, in the order of their first id."""
+        return tuple(dict.fromkeys(str(e["record"]) for e in self.entries if "record" in e))
+
+    def entries_of(self, record: str) -> list[Entry]:
+        """The entries of a record, oldest version first."""
+        return sorted((e for e in self.entries if e.get("record") == record), key=lambda e: int(e.get("version", 0)))
+
+    def versions_of(self, record: str) -> list[Version]:
+        """The versions of a record whose schema can be read, oldest first, with their golden records where sound."""
+        found = []
+        for entry in self.entries_of(record):
+            definition = self.definitions.get(str(entry.get("file")))
+            if definition is None:
+                continue
+            try:
+                golden = golden_body(self.goldens.get(golden_name(entry), {}), int(entry.get("id", 0)), definition)
+            except GoldenError:
+                golden = None  # told by the rules of the lock
+            found.append(Version(number=int(entry.get("version", 0)), definition=definition, golden=golden))
+        return found
+
+    def golden_error(self, entry: Entry, definition: dict[str, Any]) -> str:
+        """What is wrong with an entry's golden file; empty when nothing is."""
+        document = self.goldens.get(golden_name(entry))
+        if document is None:
+            return "there is none"
+        try:
+            golden_body(document, int(entry["id"]), definition)
+        except GoldenError as error:
+            return str(error)
+        return ""
+
+
+def golden_name(entry: Entry) -> str:
+    """The golden file of an entry: its schema file's name with another ending."""
+    return str(entry.get("file", "")).removesuffix(".avsc") + ".json"
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None

@@ -1,0 +1,134 @@
+"""The schemas as files of a checkout: read them, read what git remembers of the lock file, write a new version."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from schemas.additions import Addition
+from schemas.catalogue import Catalogue, Entry, golden_name
+from schemas.lockfile import LOCK_FILE
+
+_GIT_WITHIN_S = 30.0
+
+
+class HistoryUnreadable(RuntimeError):
+    """There is a repository and git does not tell what is in it; the message is git's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    """Lock files of the past, newest first, each with its commit; `note` says when it cannot be all of them."""
+
+    locks: tuple[tuple[str, tuple[Entry, ...]], ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkout:
+    """The folder that holds `schemas/`; by default the one this code runs from."""
+
+    root: Path = field(default_factory=lambda: Path(__file__).resolve().parent.parent)
+
+    @property
+    def is_source(self) -> bool:
+        """Whether this is a checkout, and not an installed wheel."""
+        return (self.root / "pyproject.toml").is_file() and (self.root / "docs").is_dir()
+
+    @property
+    def page(self) -> Path:
+        """The page that is generated from the schemas."""
+        return self.root / "docs" / "events.md"
+
+    def catalogue(self) -> Catalogue:
+        """Everything published, as it lies there."""
+        return Catalogue(
+            lock=(self._schemas / LOCK_FILE).read_text(encoding="utf-8"),
+            avro=_texts(self._schemas / "avro", ".avsc"),
+            golden=_texts(self._schemas / "golden", ".json"),
+        )
+
+    def remembered(self, against: str | None = None) -> Remembered:
+        """Every lock file on the way to this commit, or the one at `against`. Raises HistoryUnreadable."""
+        lock = f"schemas/{LOCK_FILE}"
+        try:
+            head = self._git("rev-parse", "--verify", "--quiet", f"{against or 'HEAD'}^{{commit}}")
+        except FileNotFoundError:
+            return Remembered(note="git is not installed, so the lock file was not compared with its past")
+        if head.returncode:
+            if against is not None:
+                raise HistoryUnreadable(f"--against {against}: git knows no such commit {_said(head)}".strip())
+            if (self.root / ".git").exists() and head.stderr.strip():
+                raise HistoryUnreadable(f"the lock file's past cannot be read: git says {_said(head)}")
+            return Remembered(note="there is no git history here, so the lock file was not compared with its past")
+        commits = (
+            [against] if against else self._must("log", "--full-history", "--format=%h", "HEAD", "--", lock).split()
+        )
+        found = [(c, self._git("show", f"{c}:./{lock}")) for c in commits]
+        locks = [(c, _entries(done.stdout)) for c, done in found if done.returncode == 0]
+        shallow = self._must("rev-parse", "--is-shallow-repository").strip() == "true" and against is None
+        note = "this clone is shallow, so only part of the lock file's past was seen" if shallow else ""
+        if against is not None and not locks:
+            note = f"there is no {lock} at {against}, so there was nothing to compare with"
+        return Remembered(locks=tuple(locks), note=note)
+
+    def write(self, added: Addition, page: str) -> None:
+        """Write a new version's files.
+
+        1. the schema   dying after it: a file without an entry, which the gate names; the same command goes on
+        2. the golden   the same
+        3. the lock     published; dying after it: the page is stale, which the tests name; make docs
+        4. the page
+        """
+        file, golden = str(added.entry["file"]), golden_name(added.entry)
+        _put(self._schemas / "avro" / file, added.catalogue.avro[file])
+        _put(self._schemas / "golden" / golden, added.catalogue.golden[golden])
+        _put(self._schemas / LOCK_FILE, added.catalogue.lock)
+        _put(self.page, page)
+
+    def write_golden(self, name: str, text: str, page: str) -> None:
+        """Write a golden file and the page that shows it; dying in between leaves a stale page (make docs)."""
+        _put(self._schemas / "golden" / name, text)
+        _put(self.page, page)
+
+    @property
+    def _schemas(self) -> Path:
+        return self.root / "schemas"
+
+    def _git(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["git", "-C", str(self.root), *arguments],
+            capture_output=True,
+            encoding="utf-8",
+            check=False,
+            timeout=_GIT_WITHIN_S,
+        )
+
+    def _must(self, *arguments: str) -> str:
+        done = self._git(*arguments)
+        if done.returncode:
+            raise HistoryUnreadable(f"the lock file's past cannot be read: git says {_said(done)}")
+        return done.stdout
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
+    return " ".join(done.stderr.split())[:300]
+
+
+def _entries(text: str) -> tuple[Entry, ...]:
+    found: Any = json.loads(text)
+    return tuple(found)
+
+
+def _texts(folder: Path, ending: str) -> dict[str, str]:
+    return {f.name: f.read_text(encoding="utf-8") for f in sorted(folder.glob(f"*{ending}"))}
+
+
+def _put(path: Path, text: str) -> None:
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)  # noqa: PTH105

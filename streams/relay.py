@@ -1,0 +1,181 @@
+"""Publishes the outbox: every fact on its topic exactly once, in the order of the changes, by one relay at a time.
+
+Whatever goes wrong ends the round, and a new round begins with the lock, the fence and the look at the topics; so there
+is one way to go on after a crash, an outage and a bug alike (docs/decisions/0008-facts-by-outbox.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Final
+from uuid import UUID
+
+from infra.kafka import BusUnavailable, KeyedRecord, TopicPartition, open_consumer
+from infra.kafka_spans import read_spans, spans_from
+from infra.kafka_transactions import PARTITION, Publisher, Refused, open_publisher
+from infra.outbox import (
+    EVENT_ID_HEADER,
+    WaitingFact,
+    first_waiting,
+    settle,
+    take_relay_lock,
+    topics_waiting,
+)
+from infra.postgres import Connection, connect, is_outage, is_unusable
+from infra.settings import KafkaSettings, PostgresSettings
+from schemas.keys import prefixed
+from streams.backfill import tell_old_rows
+from streams.relay_standing import Standing, next_stride
+
+log = logging.getLogger(__name__)
+
+#: A fact is published at most this long after its COMMIT, plus one transaction.
+POLL_S: Final = 0.2
+STANDBY_POLL_S: Final = 1.0
+FIRST_PAUSE_S: Final = 0.5
+LONGEST_PAUSE_S: Final = 10.0
+MAX_ROWS: Final = 500
+MAX_BYTES: Final = 8 * 1024 * 1024
+# In this order: a publication is given up, then the broker ends its transaction, then Postgres frees the lock.
+PUBLISH_S: Final = 15.0
+TRANSACTION_S: Final = 20.0
+LEASE_S: Final = 30.0
+
+
+class Relay:
+    """The relay of one installation. `lease_s` is how long a frozen relay keeps the others out."""
+
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        postgres: PostgresSettings,
+        *,
+        lease_s: float = LEASE_S,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self._kafka = kafka
+        self._postgres = postgres
+        self._lease_s = lease_s
+        self._sleep = sleep
+        self._stride = MAX_ROWS
+        self.standing = Standing()
+
+    async def run(self) -> None:
+        """Relay until cancelled. No failure ends it: it is said once, and the next round comes after a pause."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                await self.round()
+            except Exception as error:  # noqa: BLE001 (all are said by the standing, and none may end the ledger)
+                if self.standing.state != "away":
+                    pause_s = FIRST_PAUSE_S
+                known = isinstance(error, BusUnavailable) or is_outage(error) or is_unusable(error)
+                self.standing.away(f"{type(error).__name__}: {error}", bug=None if known else error)
+            await self._sleep(pause_s)
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+    async def round(self) -> None:
+        """Wait to be the one relay, then publish until something fails. Raises whatever that is."""
+        # 1  take the lock           dying after it: Postgres frees it with the session, after lease_s at the latest
+        # 2  tell old rows           dying before its COMMIT: none is told; after it: they wait like all facts
+        # 3  fence                   from here no earlier relay can publish; a transaction it left open is void
+        # 4  look at the topics      what earlier relays published is removed; dying anywhere: the next one looks again
+        # 5  publish what waits      see _publish_first
+        async with _open_connection(self._postgres) as connection:
+            while not await take_relay_lock(connection, lease_s=self._lease_s):
+                self.standing.standby()
+                await self._sleep(STANDBY_POLL_S)
+            told = await tell_old_rows(connection)
+            if told:
+                log.info("%d facts about rows older than the outbox wait to be published", told)
+            while True:
+                async with self.open_publisher() as publisher:
+                    await self._look(connection, publisher)
+                    self.standing.active()
+                    await self._publish(connection, publisher)
+
+    @asynccontextmanager
+    async def open_publisher(self) -> AsyncIterator[Publisher]:
+        """The one publisher of this installation's facts from now on."""
+        transactional_id = prefixed(self._kafka.namespace, "outbox-relay")
+        async with open_publisher(self._kafka, transactional_id, transaction_timeout_s=TRANSACTION_S) as publisher:
+            yield publisher
+
+    async def _look(self, connection: Connection, publisher: Publisher) -> None:
+        """Remove from the outbox what is on its topic, whoever published it and whether or not it learnt that."""
+        places: dict[TopicPartition, int] = {}
+        bare: dict[str, str] = {}
+        for topic, next_offset in (await topics_waiting(connection)).items():
+            name = prefixed(self._kafka.namespace, topic)
+            if await publisher.has_topic(name):
+                places[TopicPartition(name, PARTITION)] = next_offset
+                bare[name] = topic
+        if not places:
+            return
+        found = 0
+        async with open_consumer(self._kafka, group=None, max_poll_records=2000) as consumer:
+            spans = await spans_from(consumer, places)
+            async with aclosing(read_spans(consumer, spans)) as batches:
+                async for records in batches:
+                    # Also a sign of life: the session, and with it the lock, would end if it were silent for long.
+                    found += await settle(connection, event_ids([r.headers for r in records]), {})
+        found += await settle(connection, [], {bare[place.topic]: span.stop for place, span in spans.items()})
+        if found:
+            log.info("%d facts of the outbox were on their topics already", found)
+
+    async def _publish(self, connection: Connection, publisher: Publisher) -> None:
+        """Publish until a record is refused, then return: the publisher is of no more use."""
+        while True:
+            if self.standing.retry_blocked():
+                self._stride = 1  # what is refused again costs one attempt
+            rows = await first_waiting(
+                connection, rows=self._stride, size_bytes=MAX_BYTES, apart_from=self.standing.blocked_topics()
+            )
+            if not rows:
+                await self._sleep(POLL_S)
+                continue
+            try:
+                await self._publish_first(connection, publisher, rows)
+            except Refused as error:
+                if error.topic is not None or len(rows) == 1:
+                    first = next(r for r in rows if error.topic in (None, prefixed(self._kafka.namespace, r.topic)))
+                    self.standing.block(first, str(error))
+                self._stride = next_stride(self._stride, tried=len(rows), refused=True, most=MAX_ROWS)
+                return
+            self._stride = next_stride(self._stride, tried=len(rows), refused=False, most=MAX_ROWS)
+            self.standing.did_publish(rows)
+
+    async def _publish_first(self, connection: Connection, publisher: Publisher, rows: Sequence[WaitingFact]) -> None:
+        # 1  publish the rows in one Kafka transaction    dying before its commit: no reader ever sees them; they wait
+        # 2  its commit    dying after it: they are on the topic and in the outbox; the next look finds and removes them
+        # 3  remove them and note how far the topics are known, in one statement    dying after it: done
+        records = [KeyedRecord(prefixed(self._kafka.namespace, r.topic), r.key, r.value, r.headers) for r in rows]
+        reached = await publisher.publish(records, timeout_s=PUBLISH_S)
+        names = {prefixed(self._kafka.namespace, r.topic): r.topic for r in rows}
+        await settle(connection, [r.event_id for r in rows], {names[name]: end for name, end in reached.items()})
+
+
+def event_ids(headers: Sequence[Iterable[tuple[str, bytes]]]) -> list[UUID]:
+    """The ids of the facts among these records; those of other writers have none, or no good one."""
+    found = []
+    for pairs in headers:
+        for name, value in pairs:
+            if name == EVENT_ID_HEADER:
+                try:
+                    found.append(UUID(value.decode()))
+                except ValueError:
+                    log.warning("a record's header %s is no id: %r", name, value[:64])
+    return found
+
+
+@asynccontextmanager
+async def _open_connection(settings: PostgresSettings) -> AsyncIterator[Connection]:
+    """The session that holds the lock; dropped without a word, so that a server that is stopped delays nobody."""
+    connection = await connect(settings, timeout_s=5, command_timeout_s=10)
+    try:
+        yield connection
+    finally:
+        connection.terminate()

@@ -1,0 +1,104 @@
+"""How the relay stands: active, standing by or held up, and which topics a fact blocks; what changes is said once.
+
+A topic is blocked by a fact that Kafka refuses, because nothing may overtake it there. Other topics go on; the blocked
+one is tried again each minute, and said again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+from infra.outbox import WaitingFact
+
+log = logging.getLogger(__name__)
+
+RETRY_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """The fact at which a topic stands still, why, and until when it is not tried again."""
+
+    event_id: UUID
+    position: int
+    reason: str
+    until_s: float
+
+
+def next_stride(stride: int, *, tried: int, refused: bool, most: int) -> int:
+    """How many facts the next transaction takes: half of those among which one was refused, so that it is found alone.
+
+    Twice as many after success.
+    """
+    return max(tried // 2, 1) if refused and tried > 1 else most if refused else min(stride * 2, most)
+
+
+class Standing:
+    """What the relay says of itself: `state` is starting, standby, active or away, and `why` is what made it away."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._blocks: dict[str, Block] = {}
+        self._retried: set[str] = set()
+        self.state = "starting"
+        self.why: str | None = None
+        self.published = 0
+
+    def active(self) -> None:
+        """This relay publishes."""
+        self._enter("active", "the relay publishes the outbox")
+
+    def standby(self) -> None:
+        """Another relay publishes."""
+        self._enter("standby", "another relay publishes the outbox; standing by")
+
+    def _enter(self, state: str, words: str) -> None:
+        if self.state != state:
+            log.info("%s%s", words, " again" if self.state == "away" else "")
+        self.state, self.why = state, None
+
+    def away(self, why: str, *, bug: Exception | None) -> None:
+        """A round has failed; an unforeseen failure is said each time, with its traceback."""
+        if bug is not None:
+            log.error("the relay failed and tries again", exc_info=bug)
+        elif self.state != "away":
+            log.warning("the outbox is held: %s", why)
+        self.state, self.why = "away", why
+
+    def block(self, fact: WaitingFact, reason: str) -> None:
+        """The topic of this fact stands still at it."""
+        self._retried.discard(fact.topic)
+        self._blocks[fact.topic] = Block(
+            event_id=fact.event_id, position=fact.position, reason=reason, until_s=self._clock() + RETRY_S
+        )
+        log.error(
+            "facts for %s are blocked by event %s at position %d: %s", fact.topic, fact.event_id, fact.position, reason
+        )
+
+    def blocked_topics(self) -> list[str]:
+        """The topics that are not to be tried now."""
+        return sorted(self._blocks.keys() - self._retried)
+
+    def retry_blocked(self) -> bool:
+        """Let topics be tried again whose time has come; True when there is one."""
+        due = {topic for topic, block in self._blocks.items() if block.until_s <= self._clock()} - self._retried
+        self._retried |= due
+        return bool(due)
+
+    def did_publish(self, facts: Sequence[WaitingFact]) -> None:
+        """These facts are on their topics."""
+        self.published += len(facts)
+        for topic in {f.topic for f in facts} & self._blocks.keys():
+            del self._blocks[topic]
+            self._retried.discard(topic)
+            log.info("facts for %s are no longer blocked", topic)
+
+    def figures(self) -> dict[str, Any]:
+        """The standing as plain values, for /healthz."""
+        blocked = {topic: f"position {b.position}: {b.reason}" for topic, b in sorted(self._blocks.items())}
+        return {"state": self.state, "why": self.why, "published": self.published, "blocked": blocked}

@@ -1,0 +1,40 @@
+"""A stand-in for S3 as the claim check sees it: a dict, a switch for "away", a gate for "slow"."""
+
+from __future__ import annotations
+
+import threading
+
+from infra.blobs import ClaimCheck
+from infra.s3 import ObjectMissing, StoreUnavailable
+
+
+class FakeBlobStore:
+    """Implements BlobStore. `calls` lists what was asked, also while it is away; `open` holds calls while cleared."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.away = False
+        self.open = threading.Event()
+        self.open.set()
+        self.calls: list[str] = []
+
+    def put_once(self, key: str, data: bytes) -> bool:
+        self._called("put")
+        return self.objects.setdefault(key, data) is data
+
+    def get_at_most(self, key: str, size_bytes: int) -> bytes:
+        self._called("get")
+        if key not in self.objects:
+            raise ObjectMissing(f"s3://fake/{key} does not exist")
+        return self.objects[key][: size_bytes + 1]
+
+    def _called(self, what: str) -> None:
+        self.calls.append(what)
+        self.open.wait(10)
+        if self.away:
+            raise StoreUnavailable("switched off")
+
+
+def claim_check(store: FakeBlobStore | None = None, *, inline_bytes: int = 1000, patience_s: float = 5.0) -> ClaimCheck:
+    """A claim check over a stand-in."""
+    return ClaimCheck(store or FakeBlobStore(), inline_bytes=inline_bytes, patience_s=patience_s)

@@ -1,0 +1,285 @@
+"""The outbox's relay on real servers: each fact on its topic once and in order, whatever dies, freezes or competes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from click.testing import CliRunner
+
+from infra.cli import cli
+from infra.kafka import TopicPartition, open_consumer, open_producer
+from infra.kafka_admin import open_admin
+from infra.outbox import EVENT_ID_HEADER, add_facts
+from schemas.codec import decode_at
+from schemas.facts import KeyChange, KeyChanged, ModelPublished, PriceBookPublished, RouteChanged
+from schemas.headers import SCHEMA
+from schemas.topics import KEYS, MODELS, PRICES, ROUTES, Topic
+from streams.relay_standing import RETRY_S, Standing
+from streams.replay.log import open_log
+from tests.conditions import eventually
+from tests.factories import VERSION
+from tests.fakes import Clock
+from tests.integration.ledger_world import LedgerWorld, health, usages
+from tests.integration.relay_world import STAMP, RelayWorld, frozen, price, route
+from tests.processes import Process
+
+Spawn = Callable[..., Process]
+
+
+@pytest.fixture
+def world(env: dict[str, str], spawn: Spawn) -> RelayWorld:
+    return RelayWorld(env, spawn)
+
+
+async def test_killed_between_the_change_and_its_publication(world: RelayWorld) -> None:
+    await world.told()
+    facts = [price("a"), price("b")]
+    first = world.variant("freezes_before_publishing")
+    await world.write(facts)
+    await frozen(first)
+    first.kill()
+    assert await world.published() == []
+    world.relay()
+    await world.emptied()
+    assert await world.published() == [f.event_id for f in facts]
+
+
+async def test_killed_between_kafkas_commit_and_the_removal_among_records_of_others(world: RelayWorld) -> None:
+    await world.told()
+    name = PRICES.in_namespace(world.settings.kafka.namespace).name
+    facts = [price("a"), price("b")]
+    await world.write(facts)
+    async with open_producer(world.settings.kafka) as other:
+        await other.send(name, b"no record", partition=0, timeout_s=30)
+        first = world.variant("freezes_before_removing")
+        await frozen(first)
+        first.kill()
+        await other.send(name, b"\x00\x7f\xff\xff\xff!", partition=0, timeout_s=30)
+        await other.send(name, b"?", partition=0, headers=[(EVENT_ID_HEADER, b"no id")], timeout_s=30)
+    later = price("c")
+    await world.write([later])
+    world.relay()
+    await world.emptied()
+    assert await world.published() == [*(f.event_id for f in facts), later.event_id]
+    async with world.tables() as c:  # so the next look begins after these
+        assert await c.fetchval("SELECT next_offset FROM outbox_topics WHERE topic = $1", PRICES.name) == 7
+
+
+async def test_a_frozen_relay_is_succeeded_and_fenced_when_it_wakes(world: RelayWorld) -> None:
+    await world.told()
+    first = world.variant("freezes_before_publishing")
+    facts = [price("a"), price("b")]
+    await world.write(facts)
+    await frozen(first)
+    world.relay()
+    await world.emptied()  # Postgres has taken the lock from the frozen one
+    os.kill(first.pid, signal.SIGCONT)
+    await eventually(lambda: "the outbox is held" in first.log.read_text(), what="the frozen relay failed on waking")
+    assert await world.published() == [f.event_id for f in facts]
+    assert "Fenced" in first.log.read_text()
+
+
+async def test_relays_that_compete_and_are_killed_under_many_writers(world: RelayWorld) -> None:
+    await world.told()
+    seed = secrets.randbelow(2**32)
+    print(f"seed {seed}")  # noqa: T201
+    relays = [world.relay(), world.relay()]
+    await eventually(world.active_session, what="an active relay")
+    for part in range(3):
+        before = await _count(world)
+        writing = asyncio.create_task(world.write_many(70, writers=6, seed=seed + part))
+        if part < 2:
+            await eventually(lambda before=before: _grew(world, before), what="some of these facts on the topics")
+            for relay in relays:
+                relay.kill()
+            relays = [world.relay(), world.relay()]
+        written = await writing
+    await world.emptied()
+    assert sum(map(len, written.values())) >= 200
+    for topic in (PRICES, ROUTES):
+        assert await world.published(topic) == written[topic.name], f"{topic.name}, seed {seed}"
+    for relay in relays:
+        await eventually(lambda relay=relay: "the outbox" in relay.log.read_text(), what="active or standing by")
+    assert sum("the relay publishes the outbox" in relay.log.read_text() for relay in relays) == 1
+    for relay in relays:
+        relay.terminate()
+        assert relay.wait(10) == 0
+
+
+async def _count(world: RelayWorld) -> int:
+    return sum([len(await world.published(topic)) for topic in (PRICES, ROUTES)])
+
+
+async def _grew(world: RelayWorld, before: int) -> bool:
+    return await _count(world) > before
+
+
+async def test_a_change_that_commits_later_comes_later(world: RelayWorld) -> None:
+    await world.told()
+    first, dropped, second = price("first"), price("dropped"), price("second")
+    async with world.relaying(), world.tables() as a, world.tables() as b, world.tables() as c:
+        early = a.transaction()
+        await early.start()
+        await add_facts(a, PRICES, [("k", first)], stamp=STAMP)
+
+        async def change(connection, fact, end):  # type: ignore[no-untyped-def]
+            transaction = connection.transaction()
+            await transaction.start()
+            await add_facts(connection, PRICES, [("k", fact)], stamp=STAMP)
+            await getattr(transaction, end)()
+
+        late = [asyncio.create_task(change(b, dropped, "rollback")), asyncio.create_task(change(c, second, "commit"))]
+
+        async def later_ones_wait_or_are_through() -> bool:
+            async with world.tables() as other:
+                waiting = await other.fetchval(
+                    "SELECT count(*) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND wait_event = 'advisory'"
+                )
+            return waiting == 2 or all(t.done() for t in late)
+
+        await eventually(later_ones_wait_or_are_through)
+        if all(t.done() for t in late):  # without the order lock the relay would publish it now
+            await world.emptied()
+        await early.commit()
+        await asyncio.gather(*late)
+        await world.emptied()
+    assert await world.published() == [first.event_id, second.event_id]
+
+
+async def test_what_kafka_refuses_blocks_its_topic_alone_and_is_said(
+    world: RelayWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    await world.told()
+    namespace = world.settings.kafka.namespace
+    nowhere, narrow = (
+        Topic(name=f"inference.{n}.v1", key="k", record=RouteChanged, partitions=1, retention_ms=-1, why="")
+        for n in ("nowhere", "narrow")
+    )
+    async with open_admin(world.settings.kafka) as admin:
+        await admin.create_topics([replace(narrow.in_namespace(namespace), max_message_bytes=10_000)])
+    huge, wide, behind, lost = (
+        route("m", reason="x" * 9_000_000),
+        route("m", reason="x" * 20_000),
+        route("m"),
+        route("m"),
+    )
+    before, free = [route("m") for _ in range(9)], [price(str(n)) for n in range(9)]
+    await world.write(before, topic=ROUTES)
+    await world.write([huge, behind], topic=ROUTES)
+    await world.write([lost], topic=nowhere)
+    fitting = [route("m") for _ in range(5)]
+    await world.write([*fitting, wide, route("m")], topic=narrow)
+    await world.write(free)
+    async with world.relaying(Standing(clock=clock)) as relay:
+
+        async def all_but_the_blocked_are_out() -> bool:
+            return len(await world.published(PRICES)) == len(free) and len(relay.standing.figures()["blocked"]) == 3
+
+        await eventually(all_but_the_blocked_are_out)
+        blocked = relay.standing.figures()["blocked"]
+        assert "MessageSizeTooLarge" in blocked[ROUTES.name] and "inferlog provision" in blocked[nowhere.name]
+        assert "MessageSizeTooLarge" in blocked[narrow.name]
+        assert str(huge.event_id) in caplog.text and str(wide.event_id) in caplog.text
+        assert await world.published(narrow) == [f.event_id for f in fitting]
+        assert await world.published(ROUTES) == [f.event_id for f in before]
+        monkeypatch.setattr("os.environ", {**os.environ, **world.env})
+        listed = await asyncio.to_thread(CliRunner().invoke, cli, ["outbox", "list", "--json"], catch_exceptions=False)
+        said = json.loads(listed.output)
+        problems = {t["topic"]: (t["waiting"], t["problem"]) for t in said["topics"]}
+        assert said["relay"]["pid"] == await world.active_session()
+        assert problems[nowhere.name] == (1, "the topic does not exist; create it:  inferlog provision")
+        assert problems[ROUTES.name][0] == 2 and "takes records of 8388608" in problems[ROUTES.name][1]
+        async with world.tables() as c:  # what an operator decides
+            await c.execute("DELETE FROM outbox WHERE event_id = ANY ($1)", [huge.event_id, wide.event_id])
+        async with open_admin(world.settings.kafka) as admin:
+            await admin.create_topics([nowhere.in_namespace(namespace)])
+        clock.now_s += RETRY_S
+        await world.emptied()
+        assert await world.published(ROUTES) == [*(f.event_id for f in before), behind.event_id]
+        assert await world.published(nowhere) == [lost.event_id]
+        await eventually(lambda: relay.standing.figures()["blocked"] == {})
+
+
+async def test_rows_older_than_the_outbox_are_told_once_and_first(world: RelayWorld) -> None:
+    old = datetime.now(timezone.utc) - timedelta(days=9)
+    async with world.tables() as c:
+        await c.execute("INSERT INTO customers VALUES ('cus', 'acme', 10, 5)")
+        await c.execute("INSERT INTO models VALUES ('m', 'TENSORS', $1)", old)
+        await c.execute("INSERT INTO model_versions VALUES ($1, 'm', '{}', 's3://b/', $2)", VERSION, old)
+        await c.execute("INSERT INTO model_versions VALUES ($1, 'm', '{}', 's3://b/')", "cd" * 32)
+        await c.execute("INSERT INTO routes VALUES ('m', $1, 'default', 2, 'standard-v1', $2)", VERSION, old)
+        for key, created, revoked in (("gone", 3, 2), ("kept", 4, None), ("new", None, None), ("later", 1, -1)):
+            await c.execute(
+                "INSERT INTO api_keys VALUES ($1, 'cus', $2, '', 10, 5, $3, NULL, $4)",
+                key,
+                bytes(32),
+                datetime.now(timezone.utc) if created is None else old + timedelta(hours=9 - created),
+                None
+                if revoked is None
+                else old + timedelta(hours=9 - revoked)
+                if revoked > 0
+                else datetime.now(timezone.utc),
+            )
+    by_command = route("m")
+    await world.write([by_command], topic=ROUTES)  # before any relay has run
+    for _ in range(2):
+        async with world.relaying() as relay:
+            await eventually(lambda relay=relay: relay.standing.state == "active")
+            await world.emptied()
+    told: dict[str, list[object]] = {t.name: [] for t in (PRICES, MODELS, ROUTES, KEYS)}
+    async with open_log(world.settings.kafka) as reader:
+        for topic in (PRICES, MODELS, ROUTES, KEYS):
+            name = topic.in_namespace(world.settings.kafka.namespace).name
+            async for record in reader.read(name, await reader.freeze(name, 1)):
+                told[topic.name].append(decode_at(record, topic.record))
+    (seeded,) = told[PRICES.name]
+    assert isinstance(seeded, PriceBookPublished)
+    assert seeded.price_id == "standard-v1" and seeded.amounts_micros == {"requests": 0, "items": 100, "tokens": 2}
+    assert seeded.actor == "migration"
+    (version,) = told[MODELS.name]
+    assert isinstance(version, ModelPublished) and (version.version, version.occurred_at) == (VERSION, old)
+    first, second = told[ROUTES.name]
+    assert isinstance(first, RouteChanged) and first.occurred_at == old
+    assert second == by_command
+    keys = [(k.key_id, k.change, k.revoked_at is None) for k in told[KEYS.name] if isinstance(k, KeyChanged)]
+    assert keys == [
+        ("kept", KeyChange.CREATED, True),
+        ("gone", KeyChange.CREATED, True),
+        ("gone", KeyChange.REVOKED, False),
+        ("later", KeyChange.CREATED, True),
+    ]
+
+
+async def test_the_ledgers_process_relays_and_its_headers_tell_a_lone_record(env: dict[str, str], spawn: Spawn) -> None:
+    world, ledger = RelayWorld(env, spawn), LedgerWorld(env, spawn)
+    worker = ledger.worker()
+    fact = price("a")
+    await world.write([fact])
+    await ledger.produce(usages(10))
+    await world.emptied()
+    await ledger.caught_up()
+    figures = health(worker)["outbox"]
+    assert (figures["state"], figures["published"], figures["blocked"]) == ("active", 2, {})  # with the seeded price
+    assert (await world.published())[1:] == [fact.event_id]
+    async with world.tables() as c:  # the relay loses its session, the ledger notices nothing
+        await c.execute("SELECT pg_terminate_backend($1)", await world.active_session())
+    await world.write([price("b")])
+    await world.emptied()
+    await ledger.produce(usages(10))
+    await ledger.caught_up()
+    assert worker.returncode is None
+    name = PRICES.in_namespace(world.settings.kafka.namespace).name
+    async with open_consumer(world.settings.kafka, group=None) as consumer:
+        consumer.assign([TopicPartition(name, 0)])
+        record = await consumer.getone()
+    assert dict(record.headers)[SCHEMA] == PriceBookPublished.SCHEMA.encode()

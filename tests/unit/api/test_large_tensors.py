@@ -1,0 +1,98 @@
+"""Large tensors at the gateway: what is published, and how a result that cannot be fetched is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from api.errors import AnswerLost, ResultLost, TooLarge
+from api.large_tensors import LargeTensors
+from schemas.claims import LARGEST_BYTES, checked_in
+from schemas.records import InferenceFinished
+from schemas.tensors import Tensor
+from tests.blob_store import FakeBlobStore, claim_check
+from tests.factories import finished, requested
+
+LARGE = Tensor(name="large", datatype="UINT8", shape=(1, 2000), data=b"\x01" * 2000)
+
+
+@pytest.fixture
+def store() -> Iterator[FakeBlobStore]:
+    store = FakeBlobStore()
+    yield store
+    store.open.set()
+
+
+def referring(store: FakeBlobStore) -> InferenceFinished:
+    whole = finished(outputs=(LARGE,))
+    carried, kept = checked_in(whole.outputs, whole.request_id, inline_bytes=0)
+    store.objects.update(kept)
+    return replace(whole, outputs=carried)
+
+
+async def test_small_requests_and_results_never_touch_the_store(store: FakeBlobStore) -> None:
+    store.away = True
+    large = LargeTensors(claim_check(store))
+    record, result = requested(), finished()
+    assert await large.hand_in(record) is record
+    assert await large.redeem(result, within_s=5) is result
+    assert store.calls == []
+
+
+async def test_large_inputs_are_kept_before_the_record_names_them(store: FakeBlobStore) -> None:
+    large = LargeTensors(claim_check(store))
+    record = requested(inputs=(LARGE,))
+    published = await large.hand_in(record)
+    (sent,) = published.inputs
+    assert sent.blob is not None
+    assert store.objects == {sent.blob.key: LARGE.data}
+    assert not large.is_large(published)
+    assert replace(published, inputs=record.inputs) == record
+
+
+async def test_while_the_store_is_away_the_record_carries_its_inputs(store: FakeBlobStore) -> None:
+    store.away = True
+    large = LargeTensors(claim_check(store))
+    record = requested(inputs=(LARGE,))
+    assert await large.hand_in(record) is record
+    assert large.is_large(record)
+
+
+async def test_inputs_above_the_bound_are_refused(store: FakeBlobStore) -> None:
+    data = bytes(LARGEST_BYTES + 1)
+    huge = Tensor(name="huge", datatype="UINT8", shape=(len(data),), data=data)
+    with pytest.raises(TooLarge, match="send fewer items"):
+        await LargeTensors(claim_check(store)).hand_in(requested(inputs=(huge,)))
+
+
+async def test_a_result_comes_whole(store: FakeBlobStore) -> None:
+    assert (await LargeTensors(claim_check(store)).redeem(referring(store), within_s=5)).outputs == (LARGE,)
+
+
+async def test_a_lost_or_altered_output_is_told_with_the_request_and_what_it_cost(store: FakeBlobStore) -> None:
+    result = referring(store)
+    large = LargeTensors(claim_check(store))
+    (key,) = store.objects
+    store.objects[key] = b"\x02" * 2000
+    with pytest.raises(ResultLost) as altered:
+        await large.redeem(result, within_s=5)
+    del store.objects[key]
+    with pytest.raises(ResultLost) as lost:
+        await large.redeem(result, within_s=5)
+    assert [e.value.code for e in (altered, lost)] == ["output_altered", "output_lost"]
+    for error in (altered.value, lost.value):
+        assert error.status == 502
+        assert f"request {result.request_id} has run and is billed" in error.message
+        assert "tensor 'large'" in error.message
+        assert error.headers["x-should-retry"] == "false"
+
+
+async def test_an_output_in_a_store_that_stays_away_is_told_as_such(store: FakeBlobStore) -> None:
+    result = referring(store)
+    store.away = True
+    with pytest.raises(AnswerLost, match=f"request {result.request_id} has run and is billed") as away:
+        await LargeTensors(claim_check(store)).redeem(result, within_s=0.01)
+    assert (away.value.status, away.value.code) == (503, "outputs_away")
+    assert away.value.headers["x-should-retry"] == "false"

@@ -1,0 +1,171 @@
+"""What the relay decides without a server: how many facts to take, what blocks, where to look; nothing ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from infra.kafka import BusUnavailable
+from infra.kafka_spans import span_from
+from infra.outbox import EVENT_ID_HEADER, WaitingFact
+from infra.settings import KafkaSettings, PostgresSettings
+from schemas.facts import KeyChange, KeyChanged, PriceBookPublished
+from schemas.topics import KEYS, PRICES
+from streams.backfill import in_order, of_key, of_price
+from streams.outbox_commands import problem
+from streams.relay import FIRST_PAUSE_S, LONGEST_PAUSE_S, Relay, event_ids
+from streams.relay_standing import RETRY_S, Standing, next_stride
+from tests.factories import NOON
+from tests.fakes import Clock
+
+
+def fact(topic: str = "t", position: int = 1) -> WaitingFact:
+    return WaitingFact(position=position, event_id=uuid4(), topic=topic, key=b"k", value=b"v", headers=[])
+
+
+def test_a_refused_fact_is_found_alone_in_few_attempts_and_the_stride_recovers() -> None:
+    stride, tried = 500, [500]
+    while tried[-1] > 1:
+        stride = next_stride(stride, tried=tried[-1], refused=True, most=500)
+        tried.append(stride)
+    assert tried == [500, 250, 125, 62, 31, 15, 7, 3, 1]
+    assert next_stride(1, tried=1, refused=True, most=500) == 500, "its topic is left out now"
+    assert next_stride(1, tried=1, refused=False, most=500) == 2
+    assert next_stride(400, tried=3, refused=False, most=500) == 500
+
+
+@pytest.mark.parametrize(
+    ("known", "first", "end", "expected"),
+    [
+        (0, 0, 0, range(0)),
+        (0, 0, 7, range(7)),
+        (5, 0, 7, range(5, 7)),
+        (7, 0, 7, range(7, 7)),
+        (2, 4, 7, range(4, 7)),  # retention has removed the rest
+        (9, 0, 7, range(7)),  # another topic of the same name
+    ],
+)
+def test_the_look_reads_what_is_new_or_all_of_another_topic(known: int, first: int, end: int, expected: range) -> None:
+    assert span_from(known, first=first, end=end) == expected
+
+
+def test_only_records_of_the_relay_are_recognised() -> None:
+    known = uuid4()
+    records: list[Any] = [
+        (),
+        [("inferlog.schema", b"x"), (EVENT_ID_HEADER, str(known).encode())],
+        [(EVENT_ID_HEADER, b"no id")],
+        [(EVENT_ID_HEADER, b"\xff")],
+        [("other", str(uuid4()).encode())],
+    ]
+    assert event_ids(records) == [known]
+
+
+def test_a_blocked_topic_is_left_out_tried_each_minute_and_said_each_time(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    standing = Standing(clock=clock)
+    bad = fact("a", 7)
+    standing.block(bad, "too large")
+    assert standing.blocked_topics() == ["a"]
+    assert standing.figures()["blocked"] == {"a": "position 7: too large"}
+    assert not standing.retry_blocked()
+    clock.now_s += RETRY_S
+    assert standing.retry_blocked()
+    assert standing.blocked_topics() == []
+    assert standing.figures()["blocked"], "until it has been published"
+    assert not standing.retry_blocked(), "tried once"
+    standing.block(bad, "too large")
+    assert standing.blocked_topics() == ["a"]
+    assert [r.levelno for r in caplog.records] == [logging.ERROR] * 2
+    assert str(bad.event_id) in caplog.text
+    clock.now_s += RETRY_S
+    standing.retry_blocked()
+    standing.did_publish([bad])
+    assert (standing.blocked_topics(), standing.figures()["blocked"], standing.published) == ([], {}, 1)
+
+
+def test_an_outage_is_said_when_it_comes_and_when_it_goes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    standing = Standing()
+    standing.active()
+    for _ in range(5):
+        standing.away("Kafka is gone", bug=None)
+    assert standing.figures() == {"state": "away", "why": "Kafka is gone", "published": 0, "blocked": {}}
+    standing.active()
+    standing.active()
+    assert [r.getMessage() for r in caplog.records] == [
+        "the relay publishes the outbox",
+        "the outbox is held: Kafka is gone",
+        "the relay publishes the outbox again",
+    ]
+
+
+async def test_no_failure_ends_the_relay_and_pauses_grow_until_it_was_active(caplog: pytest.LogCaptureFixture) -> None:
+    pauses: list[float] = []
+    failures: list[Exception] = [BusUnavailable("away")] * 8 + [KeyError("a bug"), OSError("away")]
+
+    class Failing(Relay):
+        async def round(self) -> None:
+            if len(pauses) == 7:
+                self.standing.active()
+            raise failures[len(pauses)]
+
+    async def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == len(failures):
+            raise asyncio.CancelledError
+
+    relay = Failing(KafkaSettings(bootstrap="", namespace=""), PostgresSettings(dsn=""), sleep=sleep)
+    with suppress(asyncio.CancelledError):
+        await relay.run()
+    assert pauses[:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
+    assert pauses[6] == LONGEST_PAUSE_S
+    assert pauses[7] == FIRST_PAUSE_S
+    assert [r.levelname for r in caplog.records if r.exc_info] == ["ERROR"]
+
+
+def test_a_key_is_told_as_it_was_when_the_outbox_came() -> None:
+    row = {
+        "key_id": "k1",
+        "customer_id": "cus",
+        "label": "",
+        "requests_per_s": 1,
+        "burst": 1,
+        "created_at": NOON,
+        "expires_at": None,
+        "revoked_at": NOON + timedelta(hours=1),
+    }
+    told = of_key(row, NOON + timedelta(hours=2))
+    assert [(t, key, f.change, f.revoked_at) for t, key, f in told if isinstance(f, KeyChanged)] == [
+        (KEYS, "k1", KeyChange.CREATED, None),
+        (KEYS, "k1", KeyChange.REVOKED, NOON + timedelta(hours=1)),
+    ]
+    assert len(of_key(row, NOON)) == 1, "revoked by a command that wrote its own fact"
+    price = of_price(
+        {"price_id": "p", "currency": "usd", "created_at": NOON - timedelta(days=1), "amounts_micros": '{"items": 3}'}
+    )
+    assert isinstance(price[2], PriceBookPublished) and price[2].amounts_micros == {"items": 3}
+    assert [topic for topic, _, _ in in_order([*told, price])] == [PRICES, KEYS, KEYS]
+    assert of_key(row, NOON)[0][2].event_id == told[0][2].event_id, "the same row has the same fact"
+    assert told[0][2].occurred_at < datetime.now(timezone.utc)
+
+
+@pytest.mark.parametrize(
+    ("there", "size", "relayed", "said"),
+    [
+        ("refused", 10, True, "Kafka does not answer: refused"),
+        ({"t": False}, 10, True, "does not exist"),
+        ({"t": True}, 9_000_000, True, "9000000 bytes"),
+        ({"t": True}, 10, False, "no relay runs"),
+        ({"t": True}, 10, True, None),
+    ],
+)
+def test_what_hinders_a_topic(there: Any, size: int, relayed: bool, said: str | None) -> None:
+    found = problem("t", size, relayed=relayed, there=there, max_message_bytes=8 * 1024 * 1024)
+    assert (found is None) if said is None else (said in (found or ""))
