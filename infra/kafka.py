@@ -252,9 +252,11 @@ async def open_consumer(
     )
     try:
         await client.start()
-    except KafkaError as error:
-        await client.stop()
-        raise BusUnavailable(f"{settings.bootstrap}: {type(error).__name__}: {error}") from error
+    except BaseException as error:
+        await client.stop()  # also when the caller's deadline cancelled the start
+        if isinstance(error, KafkaError):
+            raise BusUnavailable(f"{settings.bootstrap}: {type(error).__name__}: {error}") from error
+        raise
     try:
         yield client
     finally:

@@ -84,10 +84,10 @@ def is_outage(error: BaseException) -> bool:
     """True when the server is away or busy and the same work may succeed later."""
     if isinstance(error, asyncpg.PostgresError):
         return (error.sqlstate or "")[:2] in _OUTAGE_CLASSES
-    # asyncpg reports a closed connection as InterfaceError; a refused or broken one as OSError; a slow one as timeout.
-    return isinstance(error, (OSError, TimeoutError, asyncpg.InterfaceError, ConnectionError)) or (
-        type(error).__name__ == "TimeoutError"
-    )
+    # asyncpg reports a closed connection as InterfaceError; a refused or broken one as OSError; a slow one as timeout;
+    # and one that died idle, its server's last words half read, as InternalClientError (seen with 0.32).
+    known = (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError, ConnectionError)
+    return isinstance(error, known) or type(error).__name__ == "TimeoutError"
 
 
 def is_data_error(error: BaseException) -> bool:

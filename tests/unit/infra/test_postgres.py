@@ -24,7 +24,15 @@ def test_trouble_of_a_value_is_a_data_error(sqlstate: str) -> None:
     assert not is_outage(with_sqlstate(sqlstate))
 
 
-@pytest.mark.parametrize("error", [ConnectionRefusedError(), asyncio.TimeoutError(), asyncpg.InterfaceError("closed")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionRefusedError(),
+        asyncio.TimeoutError(),
+        asyncpg.InterfaceError("closed"),
+        asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress"),
+    ],
+)
 def test_a_lost_connection_is_an_outage(error: Exception) -> None:
     assert is_outage(error)
 
