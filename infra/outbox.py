@@ -16,7 +16,7 @@ from uuid import UUID
 from infra.postgres import Connection, queries
 from schemas.codec import encode
 from schemas.facts import Fact
-from schemas.headers import Headers, Stamp
+from schemas.headers import EVENT_ID, Headers, Stamp
 from schemas.records import DeadLetter
 from schemas.topics import Topic
 
@@ -24,8 +24,6 @@ from schemas.topics import Topic
 ORDER_LOCK: Final = 0x1F_E0_10_8
 # Held by the session of the one relay that publishes; Postgres keeps advisory locks per database.
 RELAY_LOCK: Final = 0x1F_E0_10_9
-#: The record header by which a fact is found again on its topic, whoever else writes there and whatever can be decoded.
-EVENT_ID_HEADER: Final = "inferlog.event_id"
 #: How the relay's session is named in pg_stat_activity.
 RELAY_SESSION: Final = "inferlog outbox relay"
 
@@ -115,7 +113,7 @@ async def first_waiting(
             value=r["value"],
             headers=[
                 *((name, text.encode()) for name, text in json.loads(r["headers"]).items()),
-                (EVENT_ID_HEADER, str(r["event_id"]).encode()),
+                (EVENT_ID, str(r["event_id"]).encode()),
             ],
         )
         for r in found

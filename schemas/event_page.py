@@ -23,6 +23,10 @@ _HEADERS = (
         "CRC-64-AVRO of the schema it was written with, 16 hex digits, little-endian, as in [ids](#ids)",
     ),
     (headers.PRODUCER, "program and version that wrote it, as in `gpu_worker/0.1.0`"),
+    (
+        headers.EVENT_ID,
+        "the record's `event_id` as text; only on what the relay publishes: changes of tables and the ledger's dead letters",
+    ),
     (headers.TRACEPARENT, "W3C trace context of the call that caused the record; absent when there is none"),
 )
 

@@ -5,6 +5,7 @@
 | `inferlog.schema` | full name of the record |
 | `inferlog.fingerprint` | CRC-64-AVRO of the schema it was written with, 16 hex digits, little-endian |
 | `inferlog.producer` | program and its version, `gpu_worker/0.1.0` |
+| `inferlog.event_id` | the record's event_id as text, by which the outbox's relay finds a fact again; only on what it publishes |
 | `traceparent` | W3C trace context of the call that caused the record; absent when there is none |
 """
 
@@ -20,6 +21,7 @@ SCHEMA = "inferlog.schema"
 FINGERPRINT = "inferlog.fingerprint"
 PRODUCER = "inferlog.producer"
 TRACEPARENT = "traceparent"
+EVENT_ID = "inferlog.event_id"
 
 #: Names and values, as Kafka's clients take them.
 Headers = list[tuple[str, bytes]]

@@ -17,7 +17,6 @@ from infra.kafka import BusUnavailable, KeyedRecord, TopicPartition, open_consum
 from infra.kafka_spans import read_spans, spans_from
 from infra.kafka_transactions import PARTITION, Publisher, Refused, open_publisher
 from infra.outbox import (
-    EVENT_ID_HEADER,
     WaitingFact,
     first_waiting,
     settle,
@@ -26,6 +25,7 @@ from infra.outbox import (
 )
 from infra.postgres import Connection, connect, is_outage, is_unusable
 from infra.settings import KafkaSettings, PostgresSettings
+from schemas.headers import EVENT_ID
 from schemas.keys import prefixed
 from streams.backfill import tell_old_rows
 from streams.relay_standing import Standing, next_stride
@@ -163,7 +163,7 @@ def event_ids(headers: Sequence[Iterable[tuple[str, bytes]]]) -> list[UUID]:
     found = []
     for pairs in headers:
         for name, value in pairs:
-            if name == EVENT_ID_HEADER:
+            if name == EVENT_ID:
                 try:
                     found.append(UUID(value.decode()))
                 except ValueError:

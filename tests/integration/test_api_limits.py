@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -178,7 +179,7 @@ async def test_without_the_revoked_set_a_revoked_key_would_go_on(env: dict[str, 
     async with open_desk(spawn, env) as desk:
         assert (await desk.caller.infer()).status == 200
         connection = await connect(operator_settings(env).postgres)
-        await connection.execute(queries("api")["revoke_key"], desk.acme["key_id"])
+        await connection.execute(queries("api")["revoke_key"], desk.acme["key_id"], datetime.now(timezone.utc))
         await connection.close()
         assert (await desk.caller.infer()).status == 200  # still remembered from the look-up before
 

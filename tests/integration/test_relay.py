@@ -17,10 +17,10 @@ from click.testing import CliRunner
 from infra.cli import cli
 from infra.kafka import TopicPartition, open_consumer, open_producer
 from infra.kafka_admin import open_admin
-from infra.outbox import EVENT_ID_HEADER, add_facts
+from infra.outbox import add_facts
 from schemas.codec import decode_at
 from schemas.facts import KeyChange, KeyChanged, ModelPublished, PriceBookPublished, RouteChanged
-from schemas.headers import SCHEMA
+from schemas.headers import EVENT_ID, SCHEMA
 from schemas.topics import KEYS, MODELS, PRICES, ROUTES, Topic
 from streams.relay_standing import RETRY_S, Standing
 from streams.replay.log import open_log
@@ -63,7 +63,7 @@ async def test_killed_between_kafkas_commit_and_the_removal_among_records_of_oth
         await frozen(first)
         first.kill()
         await other.send(name, b"\x00\x7f\xff\xff\xff!", partition=0, timeout_s=30)
-        await other.send(name, b"?", partition=0, headers=[(EVENT_ID_HEADER, b"no id")], timeout_s=30)
+        await other.send(name, b"?", partition=0, headers=[(EVENT_ID, b"no id")], timeout_s=30)
     later = price("c")
     await world.write([later])
     world.relay()

@@ -13,9 +13,10 @@ import pytest
 
 from infra.kafka import BusUnavailable
 from infra.kafka_spans import span_from
-from infra.outbox import EVENT_ID_HEADER, WaitingFact
+from infra.outbox import WaitingFact
 from infra.settings import KafkaSettings, PostgresSettings
 from schemas.facts import KeyChange, KeyChanged, PriceBookPublished
+from schemas.headers import EVENT_ID
 from schemas.topics import KEYS, PRICES
 from streams.backfill import in_order, of_key, of_price
 from streams.outbox_commands import problem
@@ -59,9 +60,9 @@ def test_only_records_of_the_relay_are_recognised() -> None:
     known = uuid4()
     records: list[Any] = [
         (),
-        [("inferlog.schema", b"x"), (EVENT_ID_HEADER, str(known).encode())],
-        [(EVENT_ID_HEADER, b"no id")],
-        [(EVENT_ID_HEADER, b"\xff")],
+        [("inferlog.schema", b"x"), (EVENT_ID, str(known).encode())],
+        [(EVENT_ID, b"no id")],
+        [(EVENT_ID, b"\xff")],
         [("other", str(uuid4()).encode())],
     ]
     assert event_ids(records) == [known]
