@@ -32,7 +32,7 @@ down: ## Stop the local stack (its data stays; `inferlog down --wipe` removes it
 
 ##@ Change
 .PHONY: check
-check: $(READY) ## Format, lint, types, import rules, schemas (about 30 s)
+check: $(READY) ## Format, lint, types, import rules, schemas and their page (about 30 s)
 	@$(PY) -m ruff format --check .
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
@@ -41,7 +41,7 @@ check: $(READY) ## Format, lint, types, import rules, schemas (about 30 s)
 
 .PHONY: docs
 docs: $(READY) ## Write docs/events.md from the schemas
-	@$(PY) -m schemas.event_page
+	@$(PY) -m schemas.gate.event_page
 
 .PHONY: test
 test: $(READY) ## Run every test, two at a time, on real servers they start themselves (under 15 min)

@@ -5,7 +5,8 @@ The surfaces decode and encode around it; nothing here knows HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from uuid import UUID
@@ -25,10 +26,11 @@ GRACE_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A succeeded request: what was admitted and what came of it."""
+    """A succeeded request: what was admitted and what came of it. A large one is to be told in pieces."""
 
     admission: Admission
     finished: InferenceFinished
+    is_large: bool
 
 
 class Inference:
@@ -53,8 +55,12 @@ class Inference:
         self._deadline_s = deadline_s
         self._now = now
 
-    async def run(self, ask: Ask, request_id: UUID, traceparent: str | None) -> Answer:
-        """Raises the ApiError that ended the call."""
+    @asynccontextmanager
+    async def run(self, ask: Ask, request_id: UUID, traceparent: str | None) -> AsyncIterator[Answer]:
+        """The answer, which is to be told inside the block if it is large: its outputs have room until the end of it.
+
+        Raises the ApiError that ended the call.
+        """
         # Write order; each line says what dying, or failing, right after it costs.
         # 1 tokens taken in Redis     one request's worth of the caller's rate is lost; nothing was accepted
         # 2 large inputs in S3        they belong to no request, and expire; nothing was accepted
@@ -65,24 +71,25 @@ class Inference:
         #   outputs from S3
         async with self._gate.admitted(ask) as admission:
             try:
-                finished = await self._finished(admission, request_id, traceparent)
+                record = await self._large.hand_in(self._record(admission, request_id, traceparent))
+                finished = await self._finished(record, admission)
                 if finished.outcome is not Outcome.SUCCEEDED:
                     raise failure(finished)
+                async with self._large.whole(finished, within_s=self._left_s(record)) as whole:
+                    is_large = self._large.is_large_answer(whole)
+                    yield Answer(admission=admission, finished=whole, is_large=is_large)
             except ApiError as error:  # tokens were taken: whatever the end, the caller hears what is left
                 error.headers = {**admission.charge.headers, **error.headers}
                 raise
-        return Answer(admission=admission, finished=finished)
 
-    async def _finished(self, admission: Admission, request_id: UUID, traceparent: str | None) -> InferenceFinished:
+    async def _finished(self, record: InferenceRequested, admission: Admission) -> InferenceFinished:
         """Publish and wait. Also when the caller goes away meanwhile, nothing of the wait is left."""
-        record = await self._large.hand_in(self._record(admission, request_id, traceparent))
-        waiter = self._results.expect(request_id, admission.caller.customer_id)
+        waiter = self._results.expect(record.request_id, record.customer_id)
         try:
             await self._publish(record, admission.deployment)
-            finished = await self._results.wait(waiter, within_s=self._left_s(record))
+            return await self._results.wait(waiter, within_s=self._left_s(record))
         finally:
             self._results.forget(waiter)
-        return await self._large.redeem(finished, within_s=self._left_s(record))
 
     async def _publish(self, record: InferenceRequested, deployment: Deployment) -> None:
         try:

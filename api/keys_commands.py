@@ -20,6 +20,9 @@ from schemas.keys import RedisKeys
 
 T = TypeVar("T")
 
+# As long as a customer's name may be.
+_LONGEST_LABEL = 100
+
 
 @click.group(epilog="Example:  inferlog keys create acme --label laptop")
 def keys() -> None:
@@ -46,6 +49,10 @@ def create(
     as_json: bool,
 ) -> None:
     """Create a key for CUSTOMER (id or name). The secret is shown once and not stored."""
+    if len(label) > _LONGEST_LABEL or not label.isprintable():
+        raise click.UsageError(
+            f"--label: expected at most {_LONGEST_LABEL} characters, none of them a control character or a line end"
+        )
     settings = operator_settings()
     lifetime = None if expires_in is None else duration("--expires-in", expires_in)
     minted = mint(settings.environment)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from uuid import UUID
 
 import orjson
 from aiohttp import web
@@ -38,9 +39,13 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
         response = web.Response(
             body=orjson.dumps(document), status=error.status, headers={**error.headers, "Content-Type": content_type}
         )
-    response.headers[ID_HEADER] = str(request_id)
-    response.headers["Server"] = "inferlog"  # not which library in which version
+    response.headers.update(marks(request_id))
     return response
+
+
+def marks(request_id: UUID) -> dict[str, str]:
+    """Headers of every answer."""
+    return {ID_HEADER: str(request_id), "Server": "inferlog"}  # not which library in which version
 
 
 def as_api_error(raised: Exception) -> ApiError:

@@ -16,17 +16,19 @@ from uuid import UUID
 import orjson
 
 from api.errors import NotFound, Unprocessable
-from schemas.codec import fingerprint
 from schemas.facts import SchemaPublished
+from schemas.frame import fingerprint
 from schemas.keys import prefixed
 from schemas.lockfile import LockedSchema, text_digest
-from schemas.topics import Topic, requests_topic
+from schemas.topics import POOL_NAME, Topic, requests_topic
 
 NO_SUBJECT, NO_VERSION, NO_SCHEMA = "40401", "40402", "40403"
 INVALID_SCHEMA, INVALID_VERSION = "42201", "42202"
 
+# Libraries walk a schema by recursion, attributes that mean nothing included; the published ones are about 12 deep.
+_DEEPEST = 100
 _NEWEST = ("latest", "-1")
-_POOL = re.compile(r"[a-z0-9-]{1,40}")
+_POOL = re.compile(POOL_NAME)
 # How clients name the default context, the only one here, and "any context".
 _CONTEXT = re.compile(r"^:[.*]:")
 
@@ -75,10 +77,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A schema that somebody asks about. `definition` is what its JSON text says."""
+    """A schema that somebody asks about. `definition` is what its JSON text says, `digest` stands for all of it."""
 
     definition: Any
     fingerprint: str
+    digest: str
 
     @staticmethod
     def parse(text: str) -> Candidate:
@@ -87,8 +90,12 @@ class Candidate:
             definition = orjson.loads(text)
         except orjson.JSONDecodeError as error:
             raise Unprocessable(f"schema: expected an Avro schema as JSON text: {error}", code=INVALID_SCHEMA) from None
+        if _deeper_than(definition, _DEEPEST):
+            raise Unprocessable(
+                f"schema: expected a schema at most {_DEEPEST} lists and objects deep", code=INVALID_SCHEMA
+            )
         try:
-            return Candidate(definition=definition, fingerprint=fingerprint(definition))
+            return Candidate(definition=definition, fingerprint=fingerprint(definition), digest=text_digest(definition))
         except Exception as error:
             # Whatever a parser says of a stranger's text, it is the text that is at fault.
             why = f"{type(error).__name__}: {error}"[:300]
@@ -163,7 +170,7 @@ class Catalogue:
         """The schema of a subject that writes the same bytes as this one; among several the one with the same text,
         else the newest. Raises NotFound."""
         same = [e for e in self.versions(subject) if e.fingerprint == candidate.fingerprint]
-        exact = [e for e in same if e.digest == text_digest(candidate.definition)]
+        exact = [e for e in same if e.digest == candidate.digest]
         fitting = exact or same
         return _found(
             fitting[-1] if fitting else None,
@@ -182,6 +189,17 @@ class Catalogue:
 def without_context(name: str) -> str:
     """A subject, or the beginning of one, without the mark of the default or of any context."""
     return _CONTEXT.sub("", name)
+
+
+def _deeper_than(value: Any, most: int) -> bool:
+    """Whether lists and objects are inside one another more than `most` times. Looks at one level after the other."""
+    level = [value]
+    for _ in range(most + 1):
+        level = [v for v in level if isinstance(v, (dict, list))]
+        if not level:
+            return False
+        level = [one for v in level for one in (v.values() if isinstance(v, dict) else v)]
+    return True
 
 
 def _base(name: str) -> str:

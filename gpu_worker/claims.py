@@ -7,21 +7,21 @@ What goes wrong with a blob belongs to its request alone, and whatever waits for
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 
 from gpu_worker.endings import Ended, as_failed
 from gpu_worker.errors import InputAltered, InputLost, ItemError, MachineError
-from gpu_worker.room import Room
 from infra.blobs import ClaimCheck
+from infra.room import Room
 from infra.s3 import StoreUnavailable
 from schemas.claims import LARGEST_BYTES, BlobAltered, BlobLost, blob_bytes, data_bytes
 from schemas.records import InferenceRequested
 from schemas.tensors import Tensor
+from schemas.topics import RESULTS
 
 #: Inputs that were fetched and have not run yet. One request, which may have LARGEST_BYTES, always fits.
 ROOM_BYTES = 128 * 1024 * 1024
-#: How long a result waits to be kept beside the log, before it goes onto it if it fits.
+#: How long a result that fits the log waits to be kept beside it, before it goes onto it.
 KEEP_WITHIN_S = 5.0
 
 
@@ -44,7 +44,7 @@ class LargeTensors:
         except asyncio.TimeoutError as error:
             raise MachineError(f"no room for {size_bytes} bytes of inputs within {within_s:.1f} s") from error
         try:
-            inputs = await self._redeem(request.inputs, ends_s - loop.time())
+            inputs = await self._redeem(request, ends_s - loop.time())
         except BaseException:
             self._room.give_back(size_bytes)
             raise
@@ -69,15 +69,16 @@ class LargeTensors:
             words = f"the outputs take {size_bytes} bytes, the most is {LARGEST_BYTES}; send fewer items"
             return as_failed(ended, code="result_too_large", message=words)
         try:
-            within_s = min(left_s, KEEP_WITHIN_S)
+            # What the log does not take anyway has nothing to gain by not waiting.
+            within_s = left_s if size_bytes > RESULTS.max_message_bytes else min(left_s, KEEP_WITHIN_S)
             carried = await self._check.hand_in(outputs, ended.finished.request_id, within_s=within_s)
         except StoreUnavailable:  # logged and counted there
             return ended
         return replace(ended, finished=replace(ended.finished, outputs=carried))
 
-    async def _redeem(self, inputs: Sequence[Tensor], within_s: float) -> tuple[Tensor, ...]:
+    async def _redeem(self, request: InferenceRequested, within_s: float) -> tuple[Tensor, ...]:
         try:
-            return await self._check.redeem(inputs, within_s=within_s)
+            return await self._check.redeem(request.inputs, request.request_id, within_s=within_s)
         except BlobLost as error:
             raise InputLost(f"an input is lost; send the request again: {error}") from error
         except BlobAltered as error:

@@ -17,18 +17,18 @@ from gpu_worker import publish as publishing
 from gpu_worker import registry
 from gpu_worker.bundle import BundleError, read_bundle
 from gpu_worker.publish import Published
-from gpu_worker.registry import PublishConflict, RouteWish
+from gpu_worker.registry import PublishConflict, Rerouted, Route, RouteWish
 from infra.actor import Author, authored
 from infra.kafka import BusUnavailable
 from infra.postgres import connect, is_outage, queries
 from infra.s3 import Store, StoreUnavailable
 from infra.settings import OperatorSettings, operator_settings
 from schemas.manifest import artifact_prefix
+from schemas.topics import require_pool_name
 
 T = TypeVar("T")
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_POOL_NAME = re.compile(r"[a-z0-9-]{1,40}")
 
 
 @click.command(epilog="Example:  INFERLOG_POOL=default INFERLOG_DEVICE=cpu inferlog worker")
@@ -48,19 +48,27 @@ def models() -> None:
 @click.argument("name")
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--route/--no-route", default=True, show_default=True, help="Send the model's requests to this version.")
-@click.option("--pool", default="default", show_default=True, help="Worker pool that serves it.")
+@click.option("--pool", help="Worker pool that serves it; unchanged when left out, 'default' for a first route.")
 @click.option(
     "--spread",
-    default=2,
-    show_default=True,
     type=click.IntRange(1, 8),
-    help="Partitions its requests use; more for hot models.",
+    help="Partitions its requests use, more for hot models; unchanged when left out, 2 for a first route.",
 )
-@click.option("--price", default="standard-v1", show_default=True, help="Price list entry its requests are billed by.")
+@click.option(
+    "--price",
+    help="Price list entry its requests are billed by; unchanged when left out, 'standard-v1' for a first route.",
+)
 @authored()
 @click.option("--json", "as_json", is_flag=True, help="Print the version as one JSON object.")
 def publish(
-    name: str, folder: Path, route: bool, pool: str, spread: int, price: str, by: Author, as_json: bool
+    name: str,
+    folder: Path,
+    route: bool,
+    pool: str | None,
+    spread: int | None,
+    price: str | None,
+    by: Author,
+    as_json: bool,
 ) -> None:
     """Check the bundle in FOLDER (model.json and its files) and make it a version of model NAME.
 
@@ -70,13 +78,12 @@ def publish(
     wish = RouteWish(pool=pool, spread=spread, price_id=price) if route else None
     done = _run(_publish(operator_settings(), name, folder, wish, by, quiet=as_json))
     if as_json:
-        click.echo(json.dumps(asdict(done)))
+        click.echo(json.dumps(_published_row(done)))
     else:
         said = "published" if done.created else "already published, nothing stored;"
         click.echo(f"{name}: {said} version {done.version} ({done.size_bytes / 1e6:.1f} MB)")
-        if done.routed:
-            already = "" if done.route_changed else "already "
-            click.echo(f"{name}: {already}routed to pool '{pool}', spread {spread}, price '{price}'")
+        if done.rerouted is not None:
+            click.echo(f"{name}: {_route_words(done.rerouted)}")
 
 
 @models.command(name="list", epilog="Example:  inferlog models list --json")
@@ -113,17 +120,15 @@ def route(
 
     Requests already admitted keep the version they were admitted with. A route that changes is a fact on the log.
     """
-    _check_name(name, pool or "default")
+    _check_name(name, pool)
     if not re.fullmatch("[0-9a-fA-F]{4,64}", version):
         raise click.BadParameter("expected 4 to 64 hex digits", param_hint="VERSION")
     wish = RouteWish(pool=pool, spread=spread, price_id=price)
-    found = _run(_route(operator_settings(), name, version, wish, by))
+    done = _run(_route(operator_settings(), name, version, wish, by))
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json.dumps({"model": name, **_route_row(done)}))
     else:
-        already = "" if found["route_changed"] else "already "
-        terms = f"pool '{found['pool']}', spread {found['spread']}, price '{found['price_id']}'"
-        click.echo(f"{name}: {already}routed to {found['version']}, {terms}")
+        click.echo(f"{name}: {_route_words(done)}")
 
 
 async def _publish(
@@ -142,8 +147,9 @@ async def _publish(
     try:
         # What takes a moment to ask comes before what takes minutes.
         await registry.require_registrable(connection, name, manifest, wish)
-        if wish is not None and wish.pool is not None:
-            await publishing.require_pool(settings.kafka, wish.pool)
+        if wish is not None:
+            now = await registry.current_route(connection, name)
+            await publishing.require_pool(settings.kafka, registry.wished(now, manifest.version, wish).pool)
         if not await publishing.is_published(connection, store, name, manifest):
             await asyncio.to_thread(publishing.require_runnable, folder, manifest, progress)
             # 1 files and manifest into S3, 2 rows and facts into Postgres: what dying between them costs is said there.
@@ -156,8 +162,7 @@ async def _publish(
         model=name,
         version=manifest.version,
         created=done.created,
-        routed=wish is not None,
-        route_changed=done.route_changed,
+        rerouted=done.rerouted,
         size_bytes=size_bytes,
     )
 
@@ -174,24 +179,57 @@ async def _list(settings: OperatorSettings) -> list[dict[str, Any]]:
     return found
 
 
-async def _route(settings: OperatorSettings, name: str, prefix: str, wish: RouteWish, by: Author) -> dict[str, Any]:
+async def _route(settings: OperatorSettings, name: str, prefix: str, wish: RouteWish, by: Author) -> Rerouted:
     connection = await connect(settings.postgres)
     try:
         version = await registry.find_version(connection, name, prefix)
         now = await registry.current_route(connection, name)
         # Asked before the lock is taken. Should the route move meanwhile, whoever moved it has asked for its pool.
         await publishing.require_pool(settings.kafka, registry.wished(now, version, wish).pool)
-        route, changed = await registry.reroute(connection, name, version, wish, by=by)
+        return await registry.reroute(connection, name, version, wish, by=by)
     finally:
         await connection.close(timeout=5)
-    return {"model": name, **asdict(route), "route_changed": changed}
 
 
-def _check_name(name: str, pool: str) -> None:
+def _published_row(done: Published) -> dict[str, Any]:
+    row = {"model": done.model, "version": done.version, "created": done.created, "size_bytes": done.size_bytes}
+    # `version` is that of the bundle, which a route that was wished for names too.
+    route = {"route_changed": False} if done.rerouted is None else _route_row(done.rerouted)
+    return {**row, "routed": done.rerouted is not None, **route}
+
+
+def _route_row(done: Rerouted) -> dict[str, Any]:
+    previous = None if done.before is None else asdict(done.before)
+    return {**asdict(done.route), "route_changed": done.changed, "previous_route": previous}
+
+
+def _route_words(done: Rerouted) -> str:
+    """The route, and of the one before what is otherwise now."""
+    now, before = _terms(done.route), {} if done.before is None else _terms(done.before)
+    words = f"routed to {', '.join(now.values())}"
+    if not done.changed:
+        return f"already {words}"
+    was = [text for term, text in before.items() if text != now[term]]
+    return f"{words} (was {', '.join(was)})" if was else words
+
+
+def _terms(route: Route) -> dict[str, str]:
+    return {
+        "version": f"version {route.version}",
+        "pool": f"pool '{route.pool}'",
+        "spread": f"spread {route.spread}",
+        "price": f"price '{route.price_id}'",
+    }
+
+
+def _check_name(name: str, pool: str | None) -> None:
     if not _MODEL_NAME.fullmatch(name):
         raise click.BadParameter("expected 1 to 100 letters, digits, '.', '_' and '-'", param_hint="NAME")
-    if not _POOL_NAME.fullmatch(pool):
-        raise click.BadParameter("expected 1 to 40 of a-z, 0-9 and '-'", param_hint="--pool")
+    if pool is not None:
+        try:
+            require_pool_name(pool)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--pool") from error
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:

@@ -12,10 +12,10 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from gpu_worker.held import Held
-from gpu_worker.recovery import FirstResults, Recorded, inherited
+from gpu_worker.recovery import FirstResults, inherited
 from gpu_worker.unlearnt import learn_nothing
 from infra.kafka import AIOKafkaConsumer, BusUnavailable, KafkaError, Producer, TopicPartition, open_consumer
-from infra.kafka_spans import read_spans, spans_since
+from infra.kafka_spans import read_spans, spans_kept, spans_since
 from infra.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
@@ -64,16 +64,40 @@ class Inheritance:
                     # Everything that is read is there already: no fetch needs to wait for more.
                     reader = open_consumer(self._settings, group=None, fetch_max_wait_ms=_FETCH_WAIT_MS)
                     async with reader as consumer:
-                        found = await self.first_results(consumer, spans)
-                        for partition, span in spans.items():  # here, since closing the reader may take a while
-                            parts[partition].settle(span, found)
+                        first = await self.first_results(consumer, spans)
+                        unlearnt = first.unlearnt
+                        for partition in spans.keys() - unlearnt:  # here, since closing the reader may take a while
+                            parts[partition].settle(spans[partition], first.found)
+                    if unlearnt:
+                        await self._learn(unlearnt)
+                        first.look_again()
+                        for partition in unlearnt:
+                            parts[partition].settle(spans[partition], first.found)
             except (BusUnavailable, KafkaError, asyncio.TimeoutError) as error:
                 log.warning("inherited requests wait, Kafka is away", extra={"fields": {"reason": repr(error)}})
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, _LONGEST_RETRY_S)
 
-    async def first_results(self, consumer: AIOKafkaConsumer, spans: Mapping[int, range]) -> Mapping[bytes, Recorded]:
-        """The first result, where there is one, of each request in these spans of the pool's topic, by request id.
+    async def _learn(self, partitions: frozenset[int]) -> None:
+        """Learn the schemas that there are. As long as they cannot be read, these partitions wait and no others do.
+
+        An earlier owner may have been newer than this process: if a result of its could not be read, the request would
+        run again. The schemas of all results that were read are on their topic by now.
+        """
+        wait_s = _FIRST_RETRY_S
+        while True:
+            try:
+                return await self._learn_schemas()
+            except (BusUnavailable, asyncio.TimeoutError) as error:
+                log.warning(
+                    "inherited requests wait, since results of theirs have schemas that are unknown here",
+                    extra={"fields": {"partitions": sorted(partitions), "reason": repr(error)}},
+                )
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, _LONGEST_RETRY_S)
+
+    async def first_results(self, consumer: AIOKafkaConsumer, spans: Mapping[int, range]) -> FirstResults:
+        """Look for the first result of each request in these spans of the pool's topic.
 
         `consumer` is one without a group. Raises BusUnavailable, KafkaError.
         """
@@ -82,14 +106,12 @@ class Inheritance:
         requests = {TopicPartition(self._requests, partition): span for partition, span in spans.items()}
         async for records in read_spans(consumer, requests):
             for record in records:
-                first.look_for(record.key, record.timestamp)
+                first.look_for(record.key, record.timestamp, partition=record.partition)
         if first.since_ms is not None:
             count = await self._producer.partitions(self._results, timeout_s=_ASK_TIMEOUT_S)
             places = [TopicPartition(self._results, partition) for partition in range(count)]
-            results = await spans_since(consumer, places, since_ms=first.since_ms)
-            # An earlier owner may have been newer than this process: a result of its that could not be read would have
-            # the request run again. The schemas of all in these spans are on their topic by now.
-            await self._learn_schemas()
+            kept = await spans_kept(consumer, places)
+            results = await spans_since(consumer, kept, since_ms=first.since_ms)
             async for records in read_spans(consumer, results):
                 results_read += len(records)
                 for record in records:
@@ -101,7 +123,7 @@ class Inheritance:
             "took_s": round(time.monotonic() - started_s, 3),
         }
         log.info("inherited requests looked up", extra={"fields": fields})
-        return first.found
+        return first
 
     async def _spans(self, partitions: list[int]) -> dict[int, range]:
         """What earlier owners may have ended, of the partitions where there is any."""

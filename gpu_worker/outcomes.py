@@ -228,7 +228,8 @@ class KafkaRedisOutcomes:
             return _Encoded(ended=ended, result=ended.logged)
         result = encode(ended.finished)
         if len(result) > self._largest_bytes:  # else S3 would have its outputs
-            words = f"the result takes {len(result)} bytes, more than the log takes, and S3 for large ones is away"
+            words = f"the result takes {len(result)} bytes, more than the log takes"
+            words += ", and S3 for large ones is away or too busy"
             ended = as_failed(ended, code="unavailable", message=words)
             result = encode(ended.finished)
         return _Encoded(ended=ended, result=result)

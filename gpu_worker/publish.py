@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpu_worker.bundle import BundleError
 from gpu_worker.errors import MachineError, ModelError
-from gpu_worker.registry import PublishConflict
+from gpu_worker.registry import PublishConflict, Rerouted
 from infra.kafka_admin import open_admin
 from infra.postgres import Connection, queries
 from infra.s3 import ObjectMissing, Store
@@ -31,14 +31,13 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """What publishing did. `created` is False when the same bytes were this model's version already; `routed` says
-    that its route is to this version now, `route_changed` that it was not, or on other terms, before."""
+    """What publishing did. `created` is False when the same bytes were this model's version already; `rerouted` is what
+    became of its route, None where that was left alone."""
 
     model: str
     version: str
     created: bool
-    routed: bool
-    route_changed: bool
+    rerouted: Rerouted | None
     size_bytes: int
 
 

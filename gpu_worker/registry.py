@@ -45,11 +45,24 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rerouted:
+    """Where a model's requests go now, and where they went before; None when they went nowhere."""
+
+    route: Route
+    before: Route | None
+
+    @property
+    def changed(self) -> bool:
+        """Whether the route is new, in any of its terms."""
+        return self.route != self.before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Registered:
-    """What registering did: whether the version is new, and whether the route is."""
+    """What registering did: whether the version is new, and what became of the route where one was wished for."""
 
     created: bool
-    route_changed: bool
+    rerouted: Rerouted | None
 
 
 async def require_registrable(connection: Connection, model: str, manifest: Manifest, wish: RouteWish | None) -> None:
@@ -87,26 +100,25 @@ async def register(
                 reason=by.reason,
             )
             published.append((model, fact))
+        rerouted: Rerouted | None = None
         changed: RouteChanged | None = None
         if wish is not None:
-            _, changed = await _set_route(connection, model, manifest.version, wish, by)
+            rerouted, changed = await _set_route(connection, model, manifest.version, wish, by)
         await add_facts(connection, MODELS, published, stamp=COMMAND_STAMP)
         await _add_route_fact(connection, changed)
-    return Registered(created=bool(published), route_changed=changed is not None)
+    return Registered(created=bool(published), rerouted=rerouted)
 
 
-async def reroute(
-    connection: Connection, model: str, version: str, wish: RouteWish, *, by: Author
-) -> tuple[Route, bool]:
-    """Send a model's new requests to this version; those already admitted keep theirs. Also whether that is new.
+async def reroute(connection: Connection, model: str, version: str, wish: RouteWish, *, by: Author) -> Rerouted:
+    """Send a model's new requests to this version; those already admitted keep theirs.
 
     Raises PublishConflict; then nothing was written.
     """
     async with connection.transaction():
         await connection.fetchval(queries("gpu_worker")["lock_model"], model)
-        route, changed = await _set_route(connection, model, version, wish, by)
+        rerouted, changed = await _set_route(connection, model, version, wish, by)
         await _add_route_fact(connection, changed)
-    return route, changed is not None
+    return rerouted
 
 
 async def current_route(connection: Connection, model: str) -> Route | None:
@@ -128,17 +140,18 @@ async def find_version(connection: Connection, model: str, prefix: str) -> str:
 
 def wished(now: Route | None, version: str, wish: RouteWish) -> Route:
     """The route that a wish makes of the present one."""
+    present = now or Route(version=version, pool=DEFAULT_POOL, spread=_SPREAD, price_id=_PRICE)
     return Route(
         version=version,
-        pool=wish.pool or (now.pool if now else DEFAULT_POOL),
-        spread=wish.spread or (now.spread if now else _SPREAD),
-        price_id=wish.price_id or (now.price_id if now else _PRICE),
+        pool=wish.pool if wish.pool is not None else present.pool,
+        spread=wish.spread if wish.spread is not None else present.spread,
+        price_id=wish.price_id if wish.price_id is not None else present.price_id,
     )
 
 
 async def _set_route(
     connection: Connection, model: str, version: str, wish: RouteWish, by: Author
-) -> tuple[Route, RouteChanged | None]:
+) -> tuple[Rerouted, RouteChanged | None]:
     """The model's row must be locked: what is read here is what the new route replaces."""
     before = await current_route(connection, model)
     route = wished(before, version, wish)
@@ -146,9 +159,10 @@ async def _set_route(
     row: Record | None = await connection.fetchrow(
         queries("gpu_worker")["upsert_route"], model, version, route.pool, route.spread, route.price_id
     )
+    rerouted = Rerouted(route=route, before=before)
     if row is None:
-        return route, None
-    return route, RouteChanged(
+        return rerouted, None
+    return rerouted, RouteChanged(
         event_id=new_event_id(),
         occurred_at=row["updated_at"],
         model=model,

@@ -38,7 +38,7 @@ class Unlearnt:
         self._ended = 0
 
     async def decode(self, record: Placed) -> InferenceRequested:
-        """The request in this record, after asking; while Kafka is away it waits. Raises DecodeError."""
+        """The request in this record, after asking; while the schemas cannot be read it waits. Raises DecodeError."""
         await self._ask()
         return decode_at(record, InferenceRequested)
 
@@ -55,7 +55,8 @@ class Unlearnt:
                     await self._learn_schemas()
                     break
                 except (BusUnavailable, asyncio.TimeoutError) as error:
-                    log.warning("schemas not learnt, Kafka is away", extra={"fields": {"reason": repr(error)}})
+                    fields = {"reason": repr(error)}
+                    log.warning("requests wait, since their schemas are unknown here", extra={"fields": fields})
                     await asyncio.sleep(wait_s)
                     wait_s = min(2 * wait_s, _LONGEST_RETRY_S)
             self._ended = number

@@ -11,12 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 from infra.breaker import Breaker
 from infra.s3 import ObjectMissing, StoreUnavailable
-from schemas.claims import BlobAltered, BlobLost, checked_in, data_bytes, redeemed
+from schemas.claims import BlobAltered, BlobLost, checked_in, data_bytes, redeemed, require_own
 from schemas.tensors import Blob, Tensor
 
 T = TypeVar("T")
@@ -39,8 +39,8 @@ class BlobStore(Protocol):
 class ClaimCheck:
     """Takes tensors in and gives them out again. `inline_bytes` is what a record carries itself.
 
-    `patience_s` is the longest that one call waits for the store; only a wait of that length says that it is away, a
-    caller in more of a hurry says nothing about it.
+    `patience_s` is the longest that one call waits for the store; only a wait of that length says that it is away. A
+    caller in more of a hurry says nothing about it, nor does one that found all threads at work for others.
     `counts` holds what was done, by name.
     """
 
@@ -58,13 +58,16 @@ class ClaimCheck:
         self._patience_s = patience_s
         self._clock = clock
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="blobs")
-        # No more results than there are threads: what was fetched waits in memory until the loop takes it.
+        # A turn is a thread: had by one call until the thread is done and the loop has what it fetched.
         self._turns = asyncio.Semaphore(threads)
+        self._under_way: set[asyncio.Future[Any]] = set()
         self._breaker = Breaker("the store of large tensors", pause_s=_PAUSE_S, clock=clock)
         self.counts: Counter[str] = Counter()
 
     def close(self) -> None:
         """Let no further call start. One under way ends with the process."""
+        for future in self._under_way:
+            future.cancel()  # nobody is there to hear of its end
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def trouble(self) -> str | None:
@@ -78,7 +81,8 @@ class ClaimCheck:
     async def hand_in(self, tensors: Sequence[Tensor], request_id: UUID, *, within_s: float) -> tuple[Tensor, ...]:
         """Keep what is too large, and return the tensors as their record is to carry them.
 
-        Raises StoreUnavailable after `within_s` or earlier. What was kept by then belongs to no record and expires.
+        Raises StoreUnavailable after `within_s` or earlier, also when other calls take all of that time. What was kept
+        by then belongs to no record and expires.
         """
         try:
             carried, count = await self._call(lambda: self._keep(tensors, request_id), within_s)
@@ -88,12 +92,18 @@ class ClaimCheck:
         self.counts["blobs_kept"] += count
         return carried
 
-    async def redeem(self, tensors: Sequence[Tensor], *, within_s: float) -> tuple[Tensor, ...]:
-        """The tensors with all their data, verified. While the store is away this tries again.
+    async def redeem(self, tensors: Sequence[Tensor], request_id: UUID, *, within_s: float) -> tuple[Tensor, ...]:
+        """The tensors of this request with all their data, verified. While the store is away this tries again.
 
         Raises StoreUnavailable after `within_s`; BlobLost and BlobAltered at once, since waiting mends neither.
         """
         ends_s = self._clock() + within_s
+        try:
+            for tensor in tensors:
+                require_own(tensor, request_id)
+        except BlobAltered:
+            self.counts["blobs_broken"] += 1
+            raise
         return tuple([await self._redeem(t, t.blob, ends_s) if t.blob else t for t in tensors])
 
     async def _redeem(self, tensor: Tensor, blob: Blob, ends_s: float) -> Tensor:
@@ -131,12 +141,18 @@ class ClaimCheck:
         return redeemed(tensor, blob, data)
 
     async def _call(self, work: Callable[[], T], within_s: float) -> T:
-        refusal = self._breaker.refuses()
-        if refusal is not None:
-            raise StoreUnavailable(refusal)
-        wait_s = min(within_s, self._patience_s)
+        known_away = self._breaker.trouble() is not None
+        self._refuse_while_away()
+        left_s = await self._take_turn(within_s)
+        if not known_away:  # else this is the one that finds out
+            try:
+                self._refuse_while_away()
+            except StoreUnavailable:
+                self._turns.release()
+                raise
+        wait_s = min(left_s, self._patience_s)
         try:
-            done = await asyncio.wait_for(self._in_turn(work), max(0.0, wait_s))
+            done = await asyncio.wait_for(asyncio.shield(self._start(work)), max(0.0, wait_s))
         except asyncio.TimeoutError:
             why = f"no answer within {wait_s:.1f} s"
             if wait_s >= self._patience_s:
@@ -151,6 +167,32 @@ class ClaimCheck:
         self._breaker.succeeded()
         return done
 
-    async def _in_turn(self, work: Callable[[], T]) -> T:
-        async with self._turns:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    async def _take_turn(self, within_s: float) -> float:
+        """Wait for a thread; what is left of `within_s` then. That there is none says nothing about the store."""
+        if not self._turns.locked():
+            await self._turns.acquire()  # at once
+            return within_s
+        ends_s = self._clock() + within_s
+        try:
+            await asyncio.wait_for(self._turns.acquire(), max(0.0, within_s))
+        except asyncio.TimeoutError:
+            raise StoreUnavailable(f"busy: other calls took all of {within_s:.1f} s") from None
+        return ends_s - self._clock()
+
+    def _refuse_while_away(self) -> None:
+        refusal = self._breaker.refuses()
+        if refusal is not None:
+            raise StoreUnavailable(refusal)
+
+    def _start(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Begin in a thread, with the turn that was taken, which ends with the work also when nobody waits for it."""
+        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        self._under_way.add(future)
+        future.add_done_callback(self._ended)
+        return future
+
+    def _ended(self, future: asyncio.Future[Any]) -> None:
+        self._under_way.discard(future)
+        self._turns.release()
+        if not future.cancelled():
+            future.exception()  # seen, also when whoever asked has gone

@@ -27,7 +27,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "keys": ("api.keys_commands:keys", "Create, list, rotate and revoke API keys."),
     "models": ("gpu_worker.commands:models", "Publish, list and route model versions."),
     "prices": ("streams.billing.prices_commands:price_list", "Publish and list what a unit of each meter costs."),
-    "schemas": ("schemas.commands:schemas", "List, check and publish the schemas of the records."),
+    "schemas": ("schemas.gate.commands:schemas", "List, check and publish the schemas of the records."),
     "usage": ("streams.commands:usage", "Show what was used, by customer, hour, model and meter."),
     "outbox": ("streams.outbox_commands:outbox", "Show and publish the changes that wait to become records."),
     "billing": ("streams.billing.commands:billing", "Report usage to Stripe and compare totals."),

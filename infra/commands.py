@@ -13,12 +13,32 @@ from infra import provision as provisioning
 from infra.provision import Provisioned
 from infra.schema_publish import SchemaConflict
 from infra.settings import operator_settings
-from schemas.topics import DEFAULT_POOL, Topic, all_topics
+from schemas.topics import DEFAULT_POOL, Topic, all_topics, require_pool_name
 
 _DAY_MS = 24 * 3600 * 1000
 
+
+class PoolName(click.ParamType):
+    """The name of a worker pool."""
+
+    name = "name"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name, or click's own error naming the option."""
+        try:
+            return require_pool_name(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
 _pools = click.option(
-    "--pool", "pools", multiple=True, default=(DEFAULT_POOL,), show_default=True, help="Worker pool to serve."
+    "--pool",
+    "pools",
+    type=PoolName(),
+    multiple=True,
+    default=(DEFAULT_POOL,),
+    show_default=True,
+    help="Worker pool to serve.",
 )
 
 
@@ -59,8 +79,15 @@ def _lines(done: Provisioned, *, check: bool, bucket: str) -> Iterator[str]:
         yield from (f"would apply migration {name}" for name in done.migrations)
         if done.bucket_created:
             yield f"would create bucket {bucket}"
+        if done.blobs_expire:
+            yield f"would let large tensors in bucket {bucket} expire"
         if done.nothing_new:
             yield "nothing is missing"
+    for its in done.unknown_schemas:
+        yield (
+            f"note: the log has schema id {its.schema_id} ({its.subject} version {its.version}), which this release "
+            "has not: a newer one, or another branch, has published it"
+        )
     for g in done.grown:
         yield f"{'would grow' if check else 'grew'} {g.topic} from {g.found} to {g.partitions} partitions"
     if done.grown:

@@ -235,18 +235,19 @@ async def open_producer(
 
 @asynccontextmanager
 async def open_consumer(
-    settings: KafkaSettings, *, group: str | None, max_poll_records: int = 500, **options: Any
+    settings: KafkaSettings, *, group: str | None, max_poll_records: int = 500, committed: bool = True, **options: Any
 ) -> AsyncIterator[AIOKafkaConsumer]:
     """A started consumer of committed records, with manual commits; `group=None` for readers that use `assign`.
 
-    Raises BusUnavailable when the broker cannot be reached.
+    Without `committed` it also sees records of transactions that are open or were given up. Raises BusUnavailable when
+    the broker cannot be reached.
     """
     client = AIOKafkaConsumer(
         bootstrap_servers=settings.bootstrap,
         group_id=group,
         enable_auto_commit=False,
         auto_offset_reset="earliest",
-        isolation_level="read_committed",
+        isolation_level="read_committed" if committed else "read_uncommitted",
         max_poll_records=max_poll_records,
         **options,
     )

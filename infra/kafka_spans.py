@@ -15,34 +15,37 @@ _SILENCE_S = 30.0
 _POLL_MS = 500
 
 
+async def spans_kept(consumer: AIOKafkaConsumer, places: Sequence[TopicPartition]) -> dict[TopicPartition, range]:
+    """Per partition the offsets from the oldest that is still kept up to the end as of now.
+
+    A consumer of committed records takes the first record of the oldest open transaction for the end. Raises
+    BusUnavailable.
+    """
+    try:
+        firsts = await consumer.beginning_offsets(places)
+        ends = await consumer.end_offsets(places)
+    except KafkaError as error:
+        raise BusUnavailable(f"{type(error).__name__}: {error}") from error
+    return {place: range(firsts[place], max(firsts[place], ends[place])) for place in places}
+
+
 async def spans_since(
-    consumer: AIOKafkaConsumer, places: Sequence[TopicPartition], *, since_ms: int
+    consumer: AIOKafkaConsumer, kept: Mapping[TopicPartition, range], *, since_ms: int
 ) -> dict[TopicPartition, range]:
-    """Per partition the offsets from the first record stamped `since_ms` (Unix) or later up to the end as of now.
+    """Of what is kept per partition the offsets from the first record stamped `since_ms` (Unix) or later.
 
     Raises BusUnavailable.
     """
     try:
-        ends = await consumer.end_offsets(places)
-        found = await consumer.offsets_for_times(dict.fromkeys(places, since_ms))
+        found = await consumer.offsets_for_times(dict.fromkeys(kept, since_ms))
     except KafkaError as error:
         raise BusUnavailable(f"{type(error).__name__}: {error}") from error
-    # No such record when the ends were asked for: whatever came since lies past them.
-    return {place: range(at.offset, ends[place]) for place in places if (at := found.get(place)) is not None}
+    return {place: span_since(None if (at := found.get(place)) is None else at.offset, s) for place, s in kept.items()}
 
 
-async def spans_from(consumer: AIOKafkaConsumer, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, range]:
-    """Per partition the offsets from a known one up to the end of what is committed as of now.
-
-    The whole partition when it ends before the known offset: then it is another one of the same name. Raises
-    BusUnavailable.
-    """
-    try:
-        firsts = await consumer.beginning_offsets(list(offsets))
-        ends = await consumer.end_offsets(list(offsets))
-    except KafkaError as error:
-        raise BusUnavailable(f"{type(error).__name__}: {error}") from error
-    return {place: span_from(known, first=firsts[place], end=ends[place]) for place, known in offsets.items()}
+def span_since(found: int | None, kept: range) -> range:
+    """What is kept from a record on that was looked for later than the end; None when there is no such record."""
+    return range(kept.stop if found is None else min(max(found, kept.start), kept.stop), kept.stop)
 
 
 def span_from(known: int, *, first: int, end: int) -> range:

@@ -13,13 +13,20 @@ from typing import Any, Final
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import (
-    InvalidTopicError,
+    BrokerNotAvailableError,
+    BrokerResponseError,
+    ClusterAuthorizationFailedError,
+    ConcurrentTransactions,
+    InvalidProducerEpoch,
+    InvalidProducerIdMapping,
+    InvalidTxnState,
     KafkaError,
-    MessageSizeTooLargeError,
-    PolicyViolationError,
+    OutOfOrderSequenceNumber,
     ProducerFenced,
-    RecordListTooLargeError,
-    TopicAuthorizationFailedError,
+    ReplicaNotAvailableError,
+    TransactionalIdAuthorizationFailed,
+    TransactionCoordinatorFenced,
+    UnknownProducerId,
 )
 
 from infra.kafka import BusUnavailable, KeyedRecord
@@ -29,13 +36,20 @@ from infra.settings import KafkaSettings
 PARTITION: Final = 0
 _START_S: Final = 20.0
 _END_S: Final = 0.5
-# Answers that stay the same until a person changes the record, the topic or a permission.
-_REFUSALS: Final = (
-    MessageSizeTooLargeError,
-    RecordListTooLargeError,
-    InvalidTopicError,
-    PolicyViolationError,
-    TopicAuthorizationFailedError,
+# Answers that are final, though none is about the records: the broker is not ready, or this producer is of no more use.
+# aiokafka calls an answer that it has no name for UnknownError; that one is about the records, as far as can be told.
+_ABOUT_THE_PRODUCER: Final = (
+    BrokerNotAvailableError,
+    ClusterAuthorizationFailedError,
+    ConcurrentTransactions,
+    InvalidProducerEpoch,
+    InvalidProducerIdMapping,
+    InvalidTxnState,
+    OutOfOrderSequenceNumber,
+    ReplicaNotAvailableError,
+    TransactionalIdAuthorizationFailed,
+    TransactionCoordinatorFenced,
+    UnknownProducerId,
 )
 
 
@@ -44,7 +58,7 @@ class Fenced(BusUnavailable):
 
 
 class Refused(ValueError):
-    """Kafka will not take one of the records, now or later; none of them was published.
+    """Kafka will not take one of the records, now or until a person changes something; none of them was published.
 
     `topic` is the one that takes no record at all; None when some record is to blame, and which is not known.
     """
@@ -52,6 +66,11 @@ class Refused(ValueError):
     def __init__(self, reason: str, *, topic: str | None = None) -> None:
         super().__init__(reason)
         self.topic = topic
+
+
+def is_refusal(error: KafkaError) -> bool:
+    """Whether this answer to records stays the same, and is about one of them, its topic or a permission for it."""
+    return isinstance(error, BrokerResponseError) and not error.retriable and not isinstance(error, _ABOUT_THE_PRODUCER)
 
 
 class Publisher:
@@ -78,12 +97,11 @@ class Publisher:
         """
         try:
             return await asyncio.wait_for(self._publish(records), timeout_s)
-        except _REFUSALS as error:
-            raise Refused(f"{type(error).__name__}: {error}") from error
         except ProducerFenced as error:
             raise Fenced(str(error)) from error
         except KafkaError as error:
-            raise BusUnavailable(f"{type(error).__name__}: {error}") from error
+            said = f"{type(error).__name__}: {error}"
+            raise (Refused(said) if is_refusal(error) else BusUnavailable(said)) from error
         except asyncio.TimeoutError as error:
             raise BusUnavailable(f"{len(records)} records were not committed in {timeout_s:g} s") from error
 

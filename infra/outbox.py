@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from hashlib import sha256
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from infra.postgres import Connection, queries
@@ -24,6 +25,10 @@ from schemas.topics import Topic
 ORDER_LOCK: Final = 0x1F_E0_10_8
 # Held by the session of the one relay that publishes; Postgres keeps advisory locks per database.
 RELAY_LOCK: Final = 0x1F_E0_10_9
+# A writer that is frozen between its last fact and its COMMIT loses its session, and with it the lock. Less than the
+# 10 s that the ledger waits for a statement, so that whoever waits behind it comes through. Waiters need no deadline on
+# the server: one that is gone is given the lock in its turn, and loses it in the same way.
+ORDER_HELD_MS: Final = 5_000
 #: How the relay's session is named in pg_stat_activity.
 RELAY_SESSION: Final = "inferlog outbox relay"
 
@@ -33,7 +38,8 @@ async def add_facts(
 ) -> None:
     """Put facts, each with its key, into the outbox; call it last in the transaction, which must be open.
 
-    Last, because from here to the end of the transaction every other writer of facts waits. Raises EncodeError before
+    Last, because from here to the end of the transaction every other writer of facts waits. Postgres ends the session,
+    and takes everything back, when nothing comes from it for 5 s before the transaction ends. Raises EncodeError before
     anything is written, and what Postgres raises.
     """
     if not keyed:
@@ -42,7 +48,7 @@ async def add_facts(
         raise RuntimeError("facts are written in the transaction of their change, and none is open")
     values = [encode(fact) for _, fact in keyed]
     headers = [_headers(fact, stamp) for _, fact in keyed]
-    await connection.execute(queries("infra")["outbox_order"], ORDER_LOCK)
+    await connection.execute(queries("infra")["outbox_order"], ORDER_LOCK, str(ORDER_HELD_MS))
     await connection.execute(
         queries("infra")["outbox_add"],
         [fact.event_id for _, fact in keyed],
@@ -82,6 +88,15 @@ class WaitingFact:
     key: bytes
     value: bytes
     headers: Headers
+
+
+class Seen(NamedTuple):
+    """What a record that carries a fact's id says; `topic` is without the installation's namespace."""
+
+    event_id: UUID
+    topic: str
+    key: bytes
+    value: bytes
 
 
 async def take_relay_lock(connection: Connection, *, lease_s: float) -> bool:
@@ -125,12 +140,19 @@ async def topics_waiting(connection: Connection) -> dict[str, int]:
     return {r["topic"]: r["next_offset"] for r in await connection.fetch(queries("infra")["outbox_topics_waiting"])}
 
 
-async def settle(connection: Connection, published: Sequence[UUID], reached: Mapping[str, int]) -> int:
+async def settle(connection: Connection, seen: Sequence[Seen], reached: Mapping[str, int]) -> int:
     """Remove facts that are on their topics and note up to where these have been looked at, in one step.
 
-    Returns how many of them were waiting.
+    A record is a waiting fact when id, topic, key and value are the same: whoever may write to a topic can write any id
+    into a header. Returns how many of them were waiting.
     """
     removed: int = await connection.fetchval(
-        queries("infra")["outbox_settle"], list(published), list(reached), list(reached.values())
+        queries("infra")["outbox_settle"],
+        [fact.event_id for fact in seen],
+        [fact.topic for fact in seen],
+        [fact.key for fact in seen],
+        [sha256(fact.value).digest() for fact in seen],
+        list(reached),
+        list(reached.values()),
     )
     return removed

@@ -16,7 +16,7 @@ from infra.kafka import BusUnavailable, KafkaError
 from infra.kafka_admin import Admin, open_admin
 from infra.postgres import Connection, DatabaseUnavailable, connect, queries
 from infra.s3 import RuleDiffers, RuleRefused, Store
-from infra.schema_publish import publish_schemas
+from infra.schema_publish import Compared, UnknownHere, publish_schemas
 from infra.settings import KafkaSettings, OperatorSettings, PostgresSettings
 from infra.topic_plan import Drift, Growth, TopicPlan, plan_topics
 from schemas.claims import BLOB_PREFIX
@@ -28,13 +28,17 @@ _MIGRATION_LOCK = 0x1F_E0_10_6
 _PROVISION_LOCK = 0x1F_E0_10_A
 _TURN_WITHIN_S = 60.0
 _DAY_MS = 24 * 3600 * 1000
+#: How much longer large tensors are kept than their records may be: Kafka deletes whole segments, up to a week
+#: (segment.ms) after their first record was old enough.
+_BLOBS_OUTLIVE_DAYS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provisioned:
     """What was created, and where what exists differs from what is declared; of a check, what would be created.
 
-    `schemas` are the ids put on the log.
+    `schemas` are the ids put on the log, `unknown_schemas` what only the log has. `blobs_expire` when large tensors got
+    an end to their life.
     """
 
     topics: list[str] = field(default_factory=list)
@@ -42,12 +46,15 @@ class Provisioned:
     schemas: list[int] = field(default_factory=list)
     migrations: list[str] = field(default_factory=list)
     bucket_created: bool = False
+    blobs_expire: bool = False
     drift: list[Drift] = field(default_factory=list)
+    unknown_schemas: list[UnknownHere] = field(default_factory=list)
 
     @property
     def nothing_new(self) -> bool:
         """Whether everything was there already."""
-        return not (self.topics or self.grown or self.schemas or self.migrations or self.bucket_created)
+        made = self.topics or self.grown or self.schemas or self.migrations
+        return not (made or self.bucket_created or self.blobs_expire)
 
 
 class MigrationChanged(RuntimeError):
@@ -129,21 +136,24 @@ async def provision(
             else:
                 drift = plan.drift
         progress(f"topics: {len(created)} created, {len(plan.grow)} grown, {len(topics) - len(created)} there already")
-        published = await publish_schemas(settings.kafka)
+        schemas = await publish_schemas(settings.kafka)
+        published = [schema.id for schema in schemas.missing]
         progress(f"schemas: {len(published)} put on the log, {len(locked_schemas()) - len(published)} there already")
         applied = await migrate(settings.postgres)
         progress(f"tables: {len(applied)} migrations applied, {len(migrations()) - len(applied)} there already")
         store = Store(settings.s3)
         bucket_created = await asyncio.to_thread(store.create_bucket)
         progress(f"bucket: {settings.s3.bucket} {'created' if bucket_created else 'there already'}")
-        drift = [*drift, *await asyncio.to_thread(_expire_blobs, store, progress)]
+        expiry = await asyncio.to_thread(_expire_blobs, store, progress)
     return Provisioned(
         topics=created,
         grown=plan.grow,
         schemas=published,
         migrations=applied,
         bucket_created=bucket_created,
-        drift=drift,
+        blobs_expire=expiry.new,
+        drift=[*drift, *expiry.drift],
+        unknown_schemas=list(schemas.unknown_here),
     )
 
 
@@ -155,45 +165,75 @@ async def examine(
     async with _kafka(settings.kafka) as admin:
         plan = await _plan(admin, topics, settings.kafka)
     if _is_there(SCHEMAS, plan, topics):
-        schemas = await publish_schemas(settings.kafka, check=True)
+        compared = await publish_schemas(settings.kafka, check=True)
     else:
-        schemas = [schema.id for schema in locked_schemas()]
+        compared = Compared(missing=locked_schemas(), unknown_here=[])
     connection = await connect(settings.postgres)
     try:
         waiting = list(await _pending(connection))
     finally:
         await connection.close(timeout=5)
+    store = Store(settings.s3)
+    bucket_missing = not await asyncio.to_thread(store.bucket_exists)
+    expiry = _Expiry(new=True) if bucket_missing else await asyncio.to_thread(_examine_expiry, store)
     return Provisioned(
         topics=[t.name for t in plan.create],
         grown=plan.grow,
-        schemas=schemas,
+        schemas=[schema.id for schema in compared.missing],
         migrations=waiting,
-        bucket_created=not await asyncio.to_thread(Store(settings.s3).bucket_exists),
-        drift=plan.drift,
+        bucket_created=bucket_missing,
+        blobs_expire=expiry.new,
+        drift=[*plan.drift, *expiry.drift],
+        unknown_schemas=list(compared.unknown_here),
     )
 
 
-def _expire_blobs(store: Store, progress: Callable[[str], None]) -> list[Drift]:
-    """Let large tensors go a day after the records that name them, where the store has rules for that."""
-    days = requests_topic().retention_ms // _DAY_MS + 1
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Expiry:
+    """The end of large tensors' life: whether it is set only now, or what another rule says."""
+
+    new: bool = False
+    drift: Sequence[Drift] = ()
+
+
+def blobs_live_days() -> int:
+    """How long large tensors are kept: longer than any record that names them."""
+    return requests_topic().retention_ms // _DAY_MS + _BLOBS_OUTLIVE_DAYS
+
+
+def _expire_blobs(store: Store, progress: Callable[[str], None]) -> _Expiry:
+    """Let large tensors go after the records that name them, where the store has rules for that."""
+    days = blobs_live_days()
     try:
         new = store.expire(BLOB_PREFIX, after_days=days)
     except RuleDiffers as error:
-        return [
-            Drift(
-                topic=f"s3://{store.bucket}/{BLOB_PREFIX}",
-                setting="expiration days",
-                declared=str(days),
-                found=str(error),
-                why="a longer life may be meant, and a shorter one has already let go what it did",
-                remedy="change the bucket's lifecycle rule for this prefix, or remove it and run this again",
-            )
-        ]
+        return _differs(store, error)
     except RuleRefused as error:
         progress(f"bucket: {BLOB_PREFIX} is kept for ever, the store takes no rule to end it: {error}")
-    else:
-        progress(f"bucket: {BLOB_PREFIX} expires after {days} days{'' if new else ', as before'}")
-    return []
+        return _Expiry()
+    progress(f"bucket: {BLOB_PREFIX} expires after {days} days{'' if new else ', as before'}")
+    return _Expiry(new=new)
+
+
+def _examine_expiry(store: Store) -> _Expiry:
+    try:
+        return _Expiry(new=not store.expires(BLOB_PREFIX, after_days=blobs_live_days()))
+    except RuleDiffers as error:
+        return _differs(store, error)
+    except RuleRefused:
+        return _Expiry()
+
+
+def _differs(store: Store, error: RuleDiffers) -> _Expiry:
+    drift = Drift(
+        topic=f"s3://{store.bucket}/{BLOB_PREFIX}",
+        setting="expiration days",
+        declared=str(blobs_live_days()),
+        found=str(error),
+        why="a longer life may be meant, and a shorter one has already let go what it did",
+        remedy="change the bucket's lifecycle rule for this prefix, or remove it and run this again",
+    )
+    return _Expiry(drift=[drift])
 
 
 def _in_namespace(settings: OperatorSettings, topics: Sequence[Topic]) -> list[Topic]:

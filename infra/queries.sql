@@ -1,7 +1,8 @@
 -- The outbox, as whoever changes a table writes it, and as the relay empties it.
 
 -- name: outbox_order
-SELECT pg_advisory_xact_lock($1)
+-- Both until the end of the transaction.
+SELECT set_config('idle_in_transaction_session_timeout', $2, true), pg_advisory_xact_lock($1)
 
 -- name: outbox_add
 INSERT INTO outbox (event_id, topic, key, value, headers)
@@ -69,10 +70,16 @@ ORDER BY topic
 
 -- name: outbox_settle
 WITH removed AS (
-    DELETE FROM outbox WHERE event_id = ANY ($1::uuid[]) RETURNING position
+    DELETE FROM outbox
+    WHERE event_id = ANY ($1::uuid[]) AND EXISTS (
+        SELECT FROM unnest($1::uuid[], $2::text[], $3::bytea[], $4::bytea[]) AS seen (event_id, topic, key, value_sha256)
+        WHERE seen.event_id = outbox.event_id AND seen.topic = outbox.topic AND seen.key = outbox.key
+          AND seen.value_sha256 = sha256(outbox.value)
+    )
+    RETURNING position
 ), reached AS (
     INSERT INTO outbox_topics (topic, next_offset)
-    SELECT topic, next_offset FROM unnest($2::text[], $3::bigint[]) AS reached (topic, next_offset)
+    SELECT topic, next_offset FROM unnest($5::text[], $6::bigint[]) AS reached (topic, next_offset)
     ON CONFLICT (topic) DO UPDATE SET next_offset = excluded.next_offset
 )
 SELECT count(*) FROM removed

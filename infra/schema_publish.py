@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from infra.kafka import open_producer
@@ -27,17 +28,37 @@ _STAMP = Stamp("provision")
 
 
 class SchemaConflict(RuntimeError):
-    """An id means one schema here and another on the log; the message names both and what to do."""
+    """An id, or a version of a subject, is one schema here and another on the log; the message says what to do."""
 
 
-def unpublished(locked: Sequence[LockedSchema], on_log: Sequence[Placed], *, topic: str) -> list[LockedSchema]:
-    """Those that the log lacks. Raises SchemaConflict when one of its records has an id of these for another schema.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownHere:
+    """A schema that is on the log and not in the lock file: a newer release's, or that of another branch."""
 
-    Everything a record says of its schema is compared; its `event_id` and `occurred_at` say nothing of it. Ids that
-    only the log has are a newer release's. A record that cannot be read counts as absent.
+    schema_id: int
+    subject: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """The lock file against the log: what the log lacks, and what only the log has."""
+
+    missing: Sequence[LockedSchema]
+    unknown_here: Sequence[UnknownHere]
+
+
+def compare(locked: Sequence[LockedSchema], on_log: Sequence[Placed], *, topic: str) -> Compared:
+    """What each side lacks. Raises SchemaConflict when a record on the log has an id of these, or a version of one of
+    their subjects, for another schema.
+
+    Everything a record says of its schema is compared; its `event_id` and `occurred_at` say nothing of it. A record
+    that cannot be read counts as absent.
     """
     by_id = {schema.id: schema for schema in locked}
+    by_version = {(schema.subject, schema.version): schema for schema in locked}
     highest, found = max(by_id, default=0), set()
+    unknown: dict[int, UnknownHere] = {}
     conflict: tuple[LockedSchema, SchemaPublished, int] | None = None
     for record in on_log:
         try:
@@ -48,27 +69,32 @@ def unpublished(locked: Sequence[LockedSchema], on_log: Sequence[Placed], *, top
         highest = max(highest, published.schema_id)
         schema = by_id.get(published.schema_id)
         if schema is None:
-            continue
-        if _told_by(schema) != _told(published):
+            its = UnknownHere(schema_id=published.schema_id, subject=published.subject, version=published.version)
+            unknown[published.schema_id] = its
+            schema = by_version.get((published.subject, published.version))
+        if schema is not None and _told_by(schema) != _told(published):
             conflict = conflict or (schema, published, record.offset)
         found.add(published.schema_id)
     if conflict is not None:
         raise _refusal(*conflict, topic=topic, free_id=highest + 1)
-    return [schema for schema in locked if schema.id not in found]
+    return Compared(
+        missing=[schema for schema in locked if schema.id not in found],
+        unknown_here=[unknown[schema_id] for schema_id in sorted(unknown)],
+    )
 
 
 async def publish_schemas(
     settings: KafkaSettings, *, locked: Sequence[LockedSchema] | None = None, check: bool = False
-) -> list[int]:
-    """Put these schemas (those of the lock file) on the log where they are missing, and return their ids.
+) -> Compared:
+    """Put these schemas (those of the lock file) on the log where they are missing, and say how the two differed.
 
     With `check` nothing is written. Raises SchemaConflict, and then nothing was; BusUnavailable.
     """
     topic = SCHEMAS.in_namespace(settings.namespace).name
     async with open_schema_topic(settings) as reader:
         records, _ = await reader.read(0)
-    missing = unpublished(locked_schemas() if locked is None else locked, records, topic=topic)
-    if missing and not check:
+    found = compare(locked_schemas() if locked is None else locked, records, topic=topic)
+    if found.missing and not check:
         now = datetime.now(timezone.utc)
         headers = _STAMP.headers(SchemaPublished)
         # One partition and one producer: they lie there in the order of their ids. Dying in between leaves the first
@@ -82,10 +108,10 @@ async def publish_schemas(
                     headers=headers,
                     timeout_s=_ACK_WITHIN_S,
                 )
-                for schema in missing
+                for schema in found.missing
             ]
             await producer.acknowledged(sent, timeout_s=_ACK_WITHIN_S)
-    return [schema.id for schema in missing]
+    return found
 
 
 def _published(schema: LockedSchema, now: datetime) -> SchemaPublished:
@@ -102,7 +128,7 @@ def _published(schema: LockedSchema, now: datetime) -> SchemaPublished:
 
 
 def _told_by(schema: LockedSchema) -> tuple[object, ...]:
-    return schema.record, schema.fingerprint, schema.subject, schema.version, schema.sha256
+    return schema.id, schema.record, schema.fingerprint, schema.subject, schema.version, schema.sha256
 
 
 def _told(published: SchemaPublished) -> tuple[object, ...]:
@@ -111,18 +137,25 @@ def _told(published: SchemaPublished) -> tuple[object, ...]:
         digest = text_digest(json.loads(p.definition))
     except ValueError:
         digest = "not JSON"
-    return p.record, p.fingerprint, p.subject, p.version, digest
+    return p.schema_id, p.record, p.fingerprint, p.subject, p.version, digest
 
 
 def _refusal(
     schema: LockedSchema, published: SchemaPublished, offset: int, *, topic: str, free_id: int
 ) -> SchemaConflict:
-    here = f"{schema.record} version {schema.version} (fingerprint {schema.fingerprint})"
-    there = f"{published.record} version {published.version} (fingerprint {published.fingerprint})"
+    what = f"id {schema.id}" if schema.id == published.schema_id else f"version {schema.version} of {schema.subject}"
+    here = _words(schema.id, schema.subject, schema.version, schema.fingerprint)
+    there = _words(published.schema_id, published.subject, published.version, published.fingerprint)
     if here == there:
-        there = "the same with another subject, or another text of docs and defaults,"
+        there = "the same with another text of docs and defaults"
     return SchemaConflict(
-        f"schema id {schema.id} is {here} in {LOCK_FILE} and {there} at offset {offset} of {topic}: two branches used "
-        f"one id. No schema was published. What is on the log stays; give the schema of this branch a free id, "
-        f"{free_id} or higher, before anything is written with it"
+        f"two branches used {what}: {LOCK_FILE} has {here}, and the log has {there} (offset {offset} of {topic}). No "
+        "schema was published, and what is on the log stays. On a local stack  inferlog down --wipe  starts afresh, "
+        "without its data. Elsewhere the branch that came second must be rebased onto the one whose schema is on the "
+        "log, take its own out of the lock file, and add it again as the next version with  "
+        f"inferlog schemas add --id {free_id}"
     )
+
+
+def _words(schema_id: int, subject: str, version: int, fingerprint: str) -> str:
+    return f"id {schema_id} as {subject} version {version} (fingerprint {fingerprint})"

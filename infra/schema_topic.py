@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from infra.kafka import AIOKafkaConsumer, BusUnavailable, KafkaError, TopicPartition, open_consumer
-from infra.kafka_spans import read_spans
+from infra.kafka_spans import read_spans, span_from
 from infra.settings import KafkaSettings
 from schemas.codec import Placed
 from schemas.topics import SCHEMAS
@@ -45,7 +45,7 @@ class SchemaTopic:
 
     async def _read(self, start: int) -> tuple[Sequence[Placed], int]:
         end: int = (await self._consumer.end_offsets([self._place]))[self._place]
-        span = range(0 if end < start else start, end)
+        span = span_from(start, first=0, end=end)
         found: list[Placed] = []
         if span:
             async for records in read_spans(self._consumer, {self._place: span}):

@@ -25,6 +25,7 @@ from infra.servers import (
     s3_of,
     stripe_of,
 )
+from schemas.topics import POOL_NAME
 
 __all__ = [
     "ENV_FILE",
@@ -186,7 +187,7 @@ def worker_settings(env: Mapping[str, str] | None = None) -> WorkerSettings:
         kafka=kafka_of(r),
         redis=redis_of(r),
         s3=s3_of(r),
-        pool=r.choice("INFERLOG_POOL", "[a-z0-9-]{1,40}", "default", "1 to 40 of a-z, 0-9 and '-'"),
+        pool=r.choice("INFERLOG_POOL", POOL_NAME, "default", "1 to 40 of a-z, 0-9 and '-'"),
         worker=r.text("INFERLOG_WORKER", _instance("worker")),
         health_port=r.integer("INFERLOG_WORKER_PORT", 0, low=0, high=65535),
         cache_dir=Path(r.text("INFERLOG_WEIGHTS_DIR", str(home_dir() / "weights"))),

@@ -15,8 +15,8 @@ from schemas.tensors import Blob, Tensor, TensorError
 
 #: Where blobs lie in the bucket; each request's under its own id, so that a blob lives exactly as long as its record.
 BLOB_PREFIX = "blobs/"
-#: The most tensor data one record may stand for. A result of this size becomes some 150 MB of JSON at the gateway,
-#: and that takes more than a second in which it answers nobody else.
+#: The most tensor data one record may stand for. A result of this size becomes some 160 MB of JSON at the gateway,
+#: which renders and writes it in pieces.
 LARGEST_BYTES = 32 * 1024 * 1024
 
 
@@ -50,6 +50,24 @@ def leaving(sizes_bytes: Sequence[int], *, inline_bytes: int) -> frozenset[int]:
     return frozenset(found)
 
 
+def blob_key(request_id: UUID, sha256: str) -> str:
+    """Where the bytes with this digest of this request lie."""
+    return f"{BLOB_PREFIX}{request_id}/{sha256}"
+
+
+def require_own(tensor: Tensor, request_id: UUID) -> None:
+    """Raise BlobAltered unless the blob lies where this request's do.
+
+    A record that says another key was not written here, and would make its reader fetch any object of the bucket.
+    """
+    blob = tensor.blob
+    if blob is not None and blob.key != blob_key(request_id, blob.sha256):
+        raise BlobAltered(
+            f"tensor '{tensor.name}': expected a key {blob_key(request_id, '<sha256>')} of its own digest, "
+            f"found '{blob.key[:200]}'"
+        )
+
+
 def checked_in(
     tensors: Sequence[Tensor], request_id: UUID, *, inline_bytes: int
 ) -> tuple[tuple[Tensor, ...], Mapping[str, bytes]]:
@@ -60,7 +78,7 @@ def checked_in(
     for index, tensor in enumerate(tensors):
         if index in chosen:
             sha256 = hashlib.sha256(tensor.data).hexdigest()
-            blob = Blob(key=f"{BLOB_PREFIX}{request_id}/{sha256}", sha256=sha256, size_bytes=len(tensor.data))
+            blob = Blob(key=blob_key(request_id, sha256), sha256=sha256, size_bytes=len(tensor.data))
             kept[blob.key] = tensor.data
             tensor = replace(tensor, data=b"", blob=blob)
         carried.append(tensor)

@@ -13,18 +13,16 @@ from io import BytesIO
 from typing import Any, Protocol, TypeVar, cast
 
 import fastavro
-from fastavro.schema import fingerprint as _fingerprint
-from fastavro.schema import to_parsing_canonical_form
 
-from schemas.datum import Shape
+from schemas import frame
+from schemas.datum import BadValue, Shape
 from schemas.facts import RECORD_TYPES, Record, SchemaPublished
 from schemas.lockfile import LockedSchema, LockfileError, locked_schemas, text_digest, versions_of
 
 R = TypeVar("R", bound=Record)
 
-_MAGIC = 0
-_HEADER = struct.Struct(">bI")
-_HEADER_BYTES = _HEADER.size
+_HEADER_BYTES = frame.HEADER_BYTES
+_unpack = frame.HEADER.unpack_from
 
 
 class EncodeError(ValueError):
@@ -71,12 +69,6 @@ class Placed(Protocol):
         """Its bytes; None when it has no value."""
 
 
-def fingerprint(definition: dict[str, Any]) -> str:
-    """CRC-64-AVRO of the parsing canonical form, as fastavro computes it (hex, little-endian)."""
-    parsed = fastavro.parse_schema(definition, named_schemas={}, _write_hint=False)
-    return _fingerprint(to_parsing_canonical_form(parsed), "CRC-64-AVRO")
-
-
 class _Compiled:
     """One schema, ready to use."""
 
@@ -85,9 +77,9 @@ class _Compiled:
     def __init__(self, schema_id: int, record: str, definition: dict[str, Any]) -> None:
         self.id = schema_id
         self.record = record
-        self.fingerprint = fingerprint(definition)
-        self.schema = fastavro.parse_schema(definition, named_schemas={})
-        self.header = _HEADER.pack(_MAGIC, schema_id)
+        self.fingerprint = frame.fingerprint(definition)
+        self.schema = frame.parsed(definition)
+        self.header = frame.header(schema_id)
 
 
 def _compile(locked: LockedSchema) -> _Compiled:
@@ -136,16 +128,17 @@ class Codec:
     def decode(self, value: bytes | None, expected: type[R]) -> R:
         """The record in these framed bytes, which must be of type `expected`.
 
-        Raises DecodeError for anything else: no value, another framing, another record, a broken body or bytes after
-        it; UnknownSchema for an id that was never learnt. Nothing half-built is ever returned.
+        Raises DecodeError for anything else: no value, another framing, another record, a broken body, bytes after it
+        or a value out of its field's range; UnknownSchema for an id that was never learnt. Nothing half-built is ever
+        returned, and what is returned can be encoded again, but for symbols that are unknown here.
         """
         if value is None:
             raise DecodeError(f"expected {expected.__name__}, found a record without a value")
-        if len(value) < _HEADER_BYTES or value[0] != _MAGIC:
+        if len(value) < _HEADER_BYTES or value[0] != frame.MAGIC:
             raise DecodeError(
                 f"expected {expected.__name__} framed by 0x00 and a schema id, found {value[:5].hex() or 'nothing'}"
             )
-        schema_id = _HEADER.unpack_from(value)[1]
+        schema_id = _unpack(value)[1]
         writer = self._by_id.get(schema_id)
         if writer is None:
             raise UnknownSchema(f"schema id {schema_id} is unknown here")
@@ -159,6 +152,8 @@ class Codec:
             rest = len(value) - body.tell()
             if not rest:
                 return cast("R", shape.record(datum))
+        except BadValue as error:
+            raise DecodeError(f"{expected.__name__}.{error}") from error
         except Exception as error:
             raise DecodeError(f"{expected.__name__}: {type(error).__name__}: {error}") from error
         raise DecodeError(f"{expected.__name__}: {rest} bytes follow the record")
@@ -179,7 +174,8 @@ class Codec:
     def learn(self, published: SchemaPublished) -> bool:
         """Take a schema that a newer writer uses; False when its id was known.
 
-        Raises LockfileError when the id is known as another schema, or the text is not what its fingerprint says.
+        Raises LockfileError when the id is known as another schema, or the text is not what its fingerprint says or
+        not a schema of the record that it is announced for.
         """
         known = self._by_id.get(published.schema_id)
         if known is not None:
@@ -195,6 +191,11 @@ class Codec:
             raise LockfileError(f"schema id {published.schema_id} on the log is no schema: {error}") from error
         if compiled.fingerprint != published.fingerprint:
             raise LockfileError(f"schema id {published.schema_id} on the log is not what its fingerprint says")
+        defined = compiled.schema.get("name") if isinstance(compiled.schema, dict) else type(compiled.schema).__name__
+        if defined != published.record:
+            raise LockfileError(
+                f"schema id {published.schema_id} on the log is announced for {published.record} and defines {defined}"
+            )
         self._by_id[published.schema_id] = compiled
         return True
 

@@ -1,7 +1,8 @@
 """Typed records to the plain values Avro writes, and back. What a field may hold is read off its type hint, once.
 
 Everything a schema would take silently and wrongly is refused here, with the field's name: floats and booleans for
-integers, integers out of range, times without a zone.
+integers, times without a zone, symbols that are only ever read. Ranges are checked both ways, since not every writer
+checks them, and what was read is often written again.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from enum import Enum
 from operator import attrgetter
 from typing import Annotated, Any, Generic, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -20,6 +21,8 @@ T = TypeVar("T")
 
 _Convert = Callable[[Any], Any]
 _LONGEST_SHOWN = 60
+#: The first symbol of every enum: how a reader sees one that it does not know. Nobody writes it.
+_ONLY_READ = "UNKNOWN"
 
 
 class BadValue(ValueError):
@@ -35,7 +38,7 @@ class BadValue(ValueError):
 
     def inside(self, path: str) -> BadValue:
         """The same, seen from the record or list that holds the field."""
-        joint = "" if self.path.startswith("[") else "."
+        joint = "" if not self.path or self.path.startswith("[") else "."
         return BadValue(f"{path}{joint}{self.path}", self.expected, self.found)
 
 
@@ -68,14 +71,21 @@ class Shape(Generic[T]):
             for name, convert in self._out:
                 found[name] = convert(found[name])
         except BadValue as error:
-            raise error.inside(name) if error.path else BadValue(name, error.expected, error.found) from None
+            raise error.inside(name) from None
         return found
 
     def record(self, datum: dict[str, Any]) -> T:
-        """The typed record; fields that the datum lacks take their defaults. Changes the datum."""
-        for name, convert in self._in:
-            if name in datum:
-                datum[name] = convert(datum[name])
+        """The typed record; fields that the datum lacks take their defaults. Changes the datum.
+
+        Raises BadValue naming the first field out of its range, and what the class raises when it is made.
+        """
+        name = ""
+        try:
+            for name, convert in self._in:
+                if name in datum:
+                    datum[name] = convert(datum[name])
+        except BadValue as error:
+            raise error.inside(name) from None
         made: T = self._cls(**datum)
         return made
 
@@ -137,15 +147,16 @@ _WORDS: dict[Any, str] = {int: "an integer", str: "text", bytes: "bytes", dateti
 
 def _conversions(hint: Any, kind: Any, bounds: Range | None) -> tuple[_Convert | None, _Convert | None]:
     if kind is int:
-        return _within(bounds), None
+        within = _within(_needed(bounds))
+        return within, within
     if kind is datetime:
         return _with_zone, None
     if kind is tuple:
         return _of_tuple(_Kind(get_args(hint)[0]))
     if isinstance(kind, type) and issubclass(kind, Mapping):
-        return _of_map(_Kind(get_args(hint)[1])), None
+        return _of_map(_Kind(get_args(hint)[1]))
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return attrgetter("value"), kind
+        return _symbol, kind
     if is_dataclass(kind):
         shape: Shape[Any] = Shape(cast("type[Any]", kind))
         return shape.datum, shape.record
@@ -158,49 +169,78 @@ def _past_null(convert: _Convert | None) -> _Convert | None:
     return lambda value: None if value is None else convert(value)
 
 
-def _within(bounds: Range | None) -> _Convert | None:
+def _needed(bounds: Range | None) -> Range:
     if bounds is None:
         raise TypeError("every integer of a record needs a Range")
+    return bounds
+
+
+def _within(bounds: Range) -> _Convert:
     low, high = bounds.low, bounds.high
 
     def check(value: int) -> int:
         if not low <= value <= high:
-            raise BadValue("", f"an integer from {low} to {high}", value)
+            raise _out_of(bounds, value)
         return value
 
     return check
 
 
+def _out_of(bounds: Range, value: int, path: str = "") -> BadValue:
+    return BadValue(path, f"an integer from {bounds.low} to {bounds.high}", value)
+
+
+def _symbol(value: Enum) -> Any:
+    if value.value == _ONLY_READ:
+        raise BadValue("", f"a symbol other than {_ONLY_READ}, which is only ever read", value)
+    return value.value
+
+
 def _with_zone(value: datetime) -> datetime:
+    if value.tzinfo is timezone.utc:
+        return value
     if value.utcoffset() is None:
         raise BadValue("", "a time with a zone", value)
+    try:
+        value.astimezone(timezone.utc)
+    except OverflowError:
+        raise BadValue("", "a time that is in the years 1 to 9999 in UTC as well", value) from None
     return value
 
 
 def _of_tuple(kind: _Kind) -> tuple[_Convert, _Convert]:
-    convert = kind.outward
+    convert, inward = kind.outward, kind.inward
 
     def outward(values: tuple[Any, ...]) -> list[Any]:
-        found = []
-        for number, value in enumerate(values):
-            if not kind.admits(value):
-                raise BadValue(f"[{number}]", kind.words, value)
-            try:
+        found: list[Any] = []
+        try:
+            for value in values:
+                if not kind.admits(value):
+                    raise BadValue("", kind.words, value)
                 found.append(convert(value) if convert else value)
-            except BadValue as error:
-                raise (
-                    error.inside(f"[{number}]") if error.path else BadValue(f"[{number}]", error.expected, error.found)
-                ) from None
+        except BadValue as error:
+            raise error.inside(f"[{len(found)}]") from None
         return found
 
-    inward = kind.inward
-    return outward, (lambda values: tuple(map(inward, values))) if inward else tuple
+    def taken(values: list[Any]) -> tuple[Any, ...]:
+        if inward is None:
+            return tuple(values)
+        found: list[Any] = []
+        try:
+            for value in values:
+                found.append(inward(value))
+        except BadValue as error:
+            raise error.inside(f"[{len(found)}]") from None
+        return tuple(found)
+
+    return outward, taken
 
 
-def _of_map(kind: _Kind) -> _Convert:
-    if kind.type is not int or kind.bounds is None:
+def _of_map(kind: _Kind) -> tuple[_Convert, _Convert]:
+    if kind.type is not int:
         raise TypeError("a record's map holds integers with a Range")
-    low, high = kind.bounds.low, kind.bounds.high
+    bounds = _needed(kind.bounds)
+    low, high = bounds.low, bounds.high
 
     def outward(values: Mapping[str, int]) -> dict[str, int]:
         for key, value in values.items():
@@ -209,7 +249,13 @@ def _of_map(kind: _Kind) -> _Convert:
             if not kind.admits(value):
                 raise BadValue(f"[{key!r}]", kind.words, value)
             if not low <= value <= high:
-                raise BadValue(f"[{key!r}]", f"an integer from {low} to {high}", value)
+                raise _out_of(bounds, value, f"[{key!r}]")
         return values if type(values) is dict else dict(values)
 
-    return outward
+    def inward(values: dict[str, int]) -> dict[str, int]:
+        for key, value in values.items():
+            if not low <= value <= high:
+                raise _out_of(bounds, value, f"[{key!r}]")
+        return values
+
+    return outward, inward

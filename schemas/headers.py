@@ -5,7 +5,7 @@
 | `inferlog.schema` | full name of the record |
 | `inferlog.fingerprint` | CRC-64-AVRO of the schema it was written with, 16 hex digits, little-endian |
 | `inferlog.producer` | program and its version, `gpu_worker/0.1.0` |
-| `inferlog.event_id` | the record's event_id as text, by which the outbox's relay finds a fact again; only on what it publishes |
+| `inferlog.event_id` | the record's event_id as text, only on what the outbox's relay publishes: it finds facts by it |
 | `traceparent` | W3C trace context of the call that caused the record; absent when there is none |
 """
 

@@ -21,7 +21,7 @@ def to_plain(value: object) -> Any:
     if isinstance(value, UUID):
         return str(value)
     if isinstance(value, datetime):
-        return value.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return value.astimezone(timezone.utc).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
     if isinstance(value, bytes):
         return b64encode(value).decode()
     if isinstance(value, Mapping):

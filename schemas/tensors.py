@@ -7,6 +7,7 @@ checked at construction, so a `Tensor` in hand is always consistent.
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -29,6 +30,10 @@ ELEMENT_SIZE_BYTES: dict[str, int] = {
     "FP64": 8,
 }
 BYTES = "BYTES"
+#: The most dimensions of a tensor: no model has more, and multiplying a forged million of them takes minutes.
+MAX_RANK = 32
+
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 class TensorError(ValueError):
@@ -37,11 +42,24 @@ class TensorError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blob:
-    """Bytes kept outside their record, in S3 under `key`; size and digest (sha256, hex) say which they must be."""
+    """Bytes kept outside their record, in S3 under `key`; size and digest (sha256, hex) say which they must be.
+
+    Raises TensorError for what can be no such place, size or digest.
+    """
 
     key: str
     sha256: str
     size_bytes: PositiveQuantity
+
+    def __post_init__(self) -> None:
+        if not self.key:
+            raise TensorError("a blob has no key")
+        if not _SHA256.fullmatch(self.sha256):
+            raise TensorError(
+                f"blob {self.key[:200]}: sha256 is '{self.sha256[:80]}', expected 64 hex digits in lower case"
+            )
+        if self.size_bytes < 1:
+            raise TensorError(f"blob {self.key[:200]}: size_bytes is {self.size_bytes}, expected at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +77,8 @@ class Tensor:
     blob: Blob | None = None
 
     def __post_init__(self) -> None:
+        if len(self.shape) > MAX_RANK:
+            raise TensorError(f"tensor '{self.name}': has {len(self.shape)} dimensions, expected at most {MAX_RANK}")
         if any(d < 0 for d in self.shape):
             raise TensorError(f"tensor '{self.name}': shape {list(self.shape)} has a negative dimension")
         if self.blob is not None:

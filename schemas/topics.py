@@ -6,6 +6,7 @@ The one place where a topic's name is spelled.
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -25,6 +26,8 @@ _DAY_MS = 24 * 3600 * 1000
 _FOR_EVER = -1
 
 DEFAULT_POOL = "default"
+#: What a pool may be called, as a regular expression.
+POOL_NAME = "[a-z0-9-]{1,40}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,13 @@ class Topic:
             "retention.ms": str(self.retention_ms),
             "max.message.bytes": str(self.max_message_bytes),
         }
+
+
+def require_pool_name(pool: str) -> str:
+    """The name itself, if a pool may have it. Raises ValueError saying what was expected."""
+    if not re.fullmatch(POOL_NAME, pool):
+        raise ValueError(f"expected the name of a pool: 1 to 40 of a-z, 0-9 and '-', found {pool!r}")
+    return pool
 
 
 def requests_topic(pool: str = DEFAULT_POOL) -> Topic:

@@ -102,7 +102,12 @@ def of_route(row: Mapping[str, Any] | Record) -> Told:
 
 
 def of_key(row: Mapping[str, Any] | Record, since: Any) -> list[Told]:
-    """The facts of a key: that it was created and, when that was before `since`, that it was revoked."""
+    """The facts of a key: that it was created and, when that was before `since`, that it was revoked.
+
+    `last_created_at` and `last_expires_at` are of its newest successor, or its own: rotations have come later and have
+    told themselves, so they must not show in what was before them.
+    """
+    ends = row["last_expires_at"]
 
     def fact(change: KeyChange, at: str, **after: Any) -> Told:
         return (
@@ -117,7 +122,7 @@ def of_key(row: Mapping[str, Any] | Record, since: Any) -> list[Told]:
                 label=row["label"],
                 requests_per_s=row["requests_per_s"],
                 burst=row["burst"],
-                expires_at=row["expires_at"],
+                expires_at=None if ends is None else row["created_at"] + (ends - row["last_created_at"]),
                 **after,
                 **_BY,
             ),

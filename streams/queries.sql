@@ -88,6 +88,15 @@ ORDER BY v.model, v.version
 SELECT model, version, pool, spread, price_id, updated_at FROM routes WHERE updated_at <= $1 ORDER BY model
 
 -- name: old_keys
-SELECT key_id, customer_id, label, requests_per_s, burst, created_at, expires_at, revoked_at
-FROM api_keys WHERE created_at <= $1
-ORDER BY key_id
+-- A rotation ends a key before its time, and its successors live as long as it was given at first. So the last of them,
+-- which no rotation has ended, tells how long that was.
+WITH RECURSIVE line AS (
+    SELECT key_id, key_id AS last FROM api_keys WHERE created_at <= $1
+    UNION ALL
+    SELECT line.key_id, next.key_id FROM line JOIN api_keys next ON next.replaces_key_id = line.last
+)
+SELECT k.key_id, k.customer_id, k.label, k.requests_per_s, k.burst, k.created_at, k.revoked_at,
+       l.created_at AS last_created_at, l.expires_at AS last_expires_at
+FROM line JOIN api_keys k USING (key_id) JOIN api_keys l ON l.key_id = line.last
+WHERE NOT EXISTS (SELECT FROM api_keys WHERE replaces_key_id = line.last)
+ORDER BY k.key_id

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Final
 from uuid import UUID
 
-from infra.kafka import BusUnavailable, KeyedRecord, TopicPartition, open_consumer
-from infra.kafka_spans import read_spans, spans_from
+from infra.kafka import BusUnavailable, ConsumerRecord, KeyedRecord, TopicPartition, open_consumer
+from infra.kafka_spans import read_spans, span_from, spans_kept
 from infra.kafka_transactions import PARTITION, Publisher, Refused, open_publisher
 from infra.outbox import (
+    Seen,
     WaitingFact,
     first_waiting,
     settle,
@@ -82,7 +83,8 @@ class Relay:
         # 1  take the lock           dying after it: Postgres frees it with the session, after lease_s at the latest
         # 2  tell old rows           dying before its COMMIT: none is told; after it: they wait like all facts
         # 3  fence                   from here no earlier relay can publish; a transaction it left open is void
-        # 4  look at the topics      what earlier relays published is removed; dying anywhere: the next one looks again
+        # 4  look at the topics      what earlier relays published is removed; dying anywhere: the next one looks again.
+        #                            Where others keep a transaction open the look is not over, and the topic is held
         # 5  publish what waits      see _publish_first
         async with _open_connection(self._postgres) as connection:
             while not await take_relay_lock(connection, lease_s=self._lease_s):
@@ -93,9 +95,9 @@ class Relay:
                 log.info("%d facts about rows older than the outbox wait to be published", told)
             while True:
                 async with self.open_publisher() as publisher:
-                    await self._look(connection, publisher)
+                    unseen = await self._look(connection, await self._ends(connection, publisher))
                     self.standing.active()
-                    await self._publish(connection, publisher)
+                    await self._publish(connection, publisher, unseen)
 
     @asynccontextmanager
     async def open_publisher(self) -> AsyncIterator[Publisher]:
@@ -104,37 +106,62 @@ class Relay:
         async with open_publisher(self._kafka, transactional_id, transaction_timeout_s=TRANSACTION_S) as publisher:
             yield publisher
 
-    async def _look(self, connection: Connection, publisher: Publisher) -> None:
-        """Remove from the outbox what is on its topic, whoever published it and whether or not it learnt that."""
-        places: dict[TopicPartition, int] = {}
-        bare: dict[str, str] = {}
-        for topic, next_offset in (await topics_waiting(connection)).items():
-            name = prefixed(self._kafka.namespace, topic)
-            if await publisher.has_topic(name):
-                places[TopicPartition(name, PARTITION)] = next_offset
-                bare[name] = topic
-        if not places:
-            return
-        found = 0
-        async with open_consumer(self._kafka, group=None, max_poll_records=2000) as consumer:
-            spans = await spans_from(consumer, places)
-            async with aclosing(read_spans(consumer, spans)) as batches:
-                async for records in batches:
-                    # Also a sign of life: the session, and with it the lock, would end if it were silent for long.
-                    found += await settle(connection, event_ids([r.headers for r in records]), {})
-        found += await settle(connection, [], {bare[place.topic]: span.stop for place, span in spans.items()})
-        if found:
-            log.info("%d facts of the outbox were on their topics already", found)
+    def _place(self, topic: str) -> TopicPartition:
+        return TopicPartition(prefixed(self._kafka.namespace, topic), PARTITION)
 
-    async def _publish(self, connection: Connection, publisher: Publisher) -> None:
-        """Publish until a record is refused, then return: the publisher is of no more use."""
+    async def _ends(self, connection: Connection, publisher: Publisher) -> dict[str, int]:
+        """The topics that facts wait for, each with an offset below which all lies that earlier relays published."""
+        places = {}
+        for topic in await topics_waiting(connection):
+            if await publisher.has_topic(self._place(topic).topic):
+                places[topic] = self._place(topic)
+        if not places:
+            return {}
+        # To a reader of committed records a topic ends where the oldest open transaction begins, whoever opened it.
+        async with open_consumer(self._kafka, group=None, committed=False) as consumer:
+            kept = await spans_kept(consumer, list(places.values()))
+        return {topic: kept[place].stop for topic, place in places.items()}
+
+    async def _look(self, connection: Connection, ends: Mapping[str, int]) -> dict[str, int]:
+        """Remove from the outbox what is on its topic, whoever published it and whether or not it learnt that.
+
+        Returns those of the topics that could not be read up to their ends, because others have a transaction open.
+        """
+        known = {topic: offset for topic, offset in (await topics_waiting(connection)).items() if topic in ends}
+        bare = {self._place(topic): topic for topic in known}
+        reached: dict[str, int] = {}
+        if known:
+            found = 0
+            async with open_consumer(self._kafka, group=None, max_poll_records=2000) as consumer:
+                kept = await spans_kept(consumer, list(bare))
+                spans = {p: span_from(known[bare[p]], first=s.start, end=s.stop) for p, s in kept.items()}
+                async with aclosing(read_spans(consumer, spans)) as batches:
+                    async for records in batches:
+                        # Also a sign of life: the session, and with it the lock, would end if it were silent for long.
+                        found += await settle(connection, facts_in(records, bare), {})
+            reached = {bare[place]: span.stop for place, span in spans.items()}
+            found += await settle(connection, [], reached)
+            if found:
+                log.info("%d facts of the outbox were on their topics already", found)
+        unseen = {topic: ends[topic] for topic, at in reached.items() if at < ends[topic]}
+        why = "a transaction of another writer is open there since offset {}"
+        self.standing.hold({topic: why.format(reached[topic]) for topic in unseen})
+        return unseen
+
+    async def _publish(self, connection: Connection, publisher: Publisher, unseen: Mapping[str, int]) -> None:
+        """Publish until a record is refused, then return: the publisher is of no more use.
+
+        Nothing is published to a topic in `unseen` before it was looked at up to the offset given.
+        """
         while True:
+            if self.standing.must_look():
+                unseen = await self._look(connection, unseen)
             if self.standing.retry_blocked():
                 self._stride = 1  # what is refused again costs one attempt
-            rows = await first_waiting(
-                connection, rows=self._stride, size_bytes=MAX_BYTES, apart_from=self.standing.blocked_topics()
-            )
+            apart_from = [*unseen, *self.standing.blocked_topics()]
+            rows = await first_waiting(connection, rows=self._stride, size_bytes=MAX_BYTES, apart_from=apart_from)
             if not rows:
+                self.standing.nothing_waits()
                 await self._sleep(POLL_S)
                 continue
             try:
@@ -155,19 +182,23 @@ class Relay:
         records = [KeyedRecord(prefixed(self._kafka.namespace, r.topic), r.key, r.value, r.headers) for r in rows]
         reached = await publisher.publish(records, timeout_s=PUBLISH_S)
         names = {prefixed(self._kafka.namespace, r.topic): r.topic for r in rows}
-        await settle(connection, [r.event_id for r in rows], {names[name]: end for name, end in reached.items()})
+        seen = [Seen(r.event_id, r.topic, r.key, r.value) for r in rows]
+        await settle(connection, seen, {names[name]: end for name, end in reached.items()})
 
 
-def event_ids(headers: Sequence[Iterable[tuple[str, bytes]]]) -> list[UUID]:
-    """The ids of the facts among these records; those of other writers have none, or no good one."""
+def facts_in(records: Iterable[ConsumerRecord], topics: Mapping[TopicPartition, str]) -> list[Seen]:
+    """What may be facts among these records, by their ids; those of other writers have none, or no good one."""
     found = []
-    for pairs in headers:
-        for name, value in pairs:
-            if name == EVENT_ID:
+    for record in records:
+        for name, value in record.headers:
+            if name == EVENT_ID and record.key is not None and record.value is not None:
                 try:
-                    found.append(UUID(value.decode()))
+                    event_id = UUID(value.decode())
                 except ValueError:
                     log.warning("a record's header %s is no id: %r", name, value[:64])
+                else:
+                    topic = topics[TopicPartition(record.topic, record.partition)]
+                    found.append(Seen(event_id, topic, record.key, record.value))
     return found
 
 

@@ -1,14 +1,15 @@
 """How the relay stands: active, standing by or held up, and which topics a fact blocks; what changes is said once.
 
 A topic is blocked by a fact that Kafka refuses, because nothing may overtake it there. Other topics go on; the blocked
-one is tried again each minute, and said again.
+one is tried again each minute, and said again. A topic is held as long as another writer's open transaction hides what
+earlier relays published there; that too is said each minute.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
@@ -18,6 +19,8 @@ from infra.outbox import WaitingFact
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 60.0
+#: Between two looks at a topic that is held.
+LOOK_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +48,9 @@ class Standing:
         self._clock = clock
         self._blocks: dict[str, Block] = {}
         self._retried: set[str] = set()
+        self._held: dict[str, str] = {}
+        self._look_at_s = 0.0
+        self._say_at_s = 0.0
         self.state = "starting"
         self.why: str | None = None
         self.published = 0
@@ -90,6 +96,29 @@ class Standing:
         self._retried |= due
         return bool(due)
 
+    def nothing_waits(self) -> None:
+        """No fact waits, but for topics that are not to be tried now: what was to be tried again is no longer there."""
+        for topic in sorted(self._retried - self._held.keys()):
+            del self._blocks[topic]
+            self._retried.discard(topic)
+            log.info("facts for %s are no longer blocked: none waits", topic)
+
+    def hold(self, topics: Mapping[str, str]) -> None:
+        """These topics, each for its reason, and no others are not published to before another look."""
+        now_s = self._clock()
+        again = now_s >= self._say_at_s
+        for topic in sorted(self._held.keys() - topics.keys()):
+            log.info("facts for %s are no longer held", topic)
+        for topic, why in sorted(topics.items()):
+            if topic not in self._held or again:
+                log.warning("facts for %s are held until it ends: %s", topic, why)
+                self._say_at_s = now_s + RETRY_S
+        self._held, self._look_at_s = dict(topics), now_s + LOOK_S
+
+    def must_look(self) -> bool:
+        """Whether it is time to look again at the topics that are held."""
+        return bool(self._held) and self._clock() >= self._look_at_s
+
     def did_publish(self, facts: Sequence[WaitingFact]) -> None:
         """These facts are on their topics."""
         self.published += len(facts)
@@ -100,5 +129,6 @@ class Standing:
 
     def figures(self) -> dict[str, Any]:
         """The standing as plain values, for /healthz."""
-        blocked = {topic: f"position {b.position}: {b.reason}" for topic, b in sorted(self._blocks.items())}
+        refused = {topic: f"position {b.position}: {b.reason}" for topic, b in self._blocks.items()}
+        blocked = dict(sorted((self._held | refused).items()))
         return {"state": self.state, "why": self.why, "published": self.published, "blocked": blocked}

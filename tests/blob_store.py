@@ -1,4 +1,4 @@
-"""A stand-in for S3 as the claim check sees it: a dict, a switch for "away", a gate for "slow"."""
+"""A stand-in for S3 as the claim check sees it: a dict, switches for "away" and "breaks off", a gate for "slow"."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from infra.s3 import ObjectMissing, StoreUnavailable
 
 
 class FakeBlobStore:
-    """Implements BlobStore. `calls` lists what was asked, also while it is away; `open` holds calls while cleared."""
+    """Implements BlobStore. `calls` lists what was asked, also while it is away; `open` holds calls while cleared; the
+    next `breaks_off` answers end half way."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.away = False
+        self.breaks_off = 0
         self.open = threading.Event()
         self.open.set()
         self.calls: list[str] = []
@@ -26,7 +28,11 @@ class FakeBlobStore:
         self._called("get")
         if key not in self.objects:
             raise ObjectMissing(f"s3://fake/{key} does not exist")
-        return self.objects[key][: size_bytes + 1]
+        data = self.objects[key][: size_bytes + 1]
+        if self.breaks_off:
+            self.breaks_off -= 1
+            raise StoreUnavailable(f"get {key}: the answer ended after {len(data) // 2} of {len(data)} bytes")
+        return data
 
     def _called(self, what: str) -> None:
         self.calls.append(what)

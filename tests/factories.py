@@ -28,13 +28,16 @@ from schemas.tensors import Tensor
 VERSION = "ab" * 32
 
 
-def encode_unchecked(record: Record) -> bytes:
-    """The framed bytes that a writer makes which checks no range: well-formed Avro with values that make no sense."""
+def encode_unchecked(record: Record, **changes: Any) -> bytes:
+    """The framed bytes that a writer makes which checks no range: well-formed Avro with values that make no sense.
+
+    `changes` are fields as Avro takes them, of which no record could be made.
+    """
     locked = latest(record.SCHEMA)
     out = BytesIO()
     out.write(struct.pack(">bI", 0, locked.id))
     datum = {k: v.value if isinstance(v, Enum) else v for k, v in asdict(record).items()}
-    fastavro.schemaless_writer(out, fastavro.parse_schema(locked.definition(), named_schemas={}), datum)
+    fastavro.schemaless_writer(out, fastavro.parse_schema(locked.definition(), named_schemas={}), datum | changes)
     return out.getvalue()
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import fastavro
 
-from schemas.codec import Codec, fingerprint
+from schemas.codec import Codec
 from schemas.facts import Record, SchemaPublished
+from schemas.frame import fingerprint
 from schemas.ids import schema_id_event
 from schemas.lockfile import latest, locked_schemas
 from tests.factories import NOON

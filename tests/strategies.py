@@ -1,4 +1,4 @@
-"""Hypothesis strategies for every record of the log, read off their type hints: any value that a field may hold."""
+"""Hypothesis strategies for every record of the log, read off their type hints: any value that may be written."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from uuid import UUID
 from hypothesis import strategies as st
 
 from schemas.facts import RECORD_TYPES, Record
+from schemas.ranges import LONG_MAX
 from schemas.tensors import Blob, Tensor, bytes_tensor
 
 texts = st.text(st.characters(codec="utf-8"), max_size=40)
@@ -33,8 +34,10 @@ def _value(hint: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(texts, _value(get_args(hint)[1]), max_size=4)
     if hint is Tensor:
         return tensors
+    if hint is Blob:
+        return blobs
     if issubclass(hint, Enum):
-        return st.sampled_from(hint)
+        return st.sampled_from([one for one in hint if one.value != "UNKNOWN"])
     plain: dict[Any, st.SearchStrategy[Any]] = {
         str: texts,
         bytes: st.binary(max_size=50),
@@ -50,6 +53,12 @@ def records_of(cls: type[Any]) -> st.SearchStrategy[Any]:
     return st.builds(cls, **{f.name: _value(hints[f.name]) for f in fields(cls)})
 
 
+blobs: st.SearchStrategy[Blob] = st.builds(
+    lambda key, digest, size_bytes: Blob(key=key, sha256=digest.hex(), size_bytes=size_bytes),
+    texts.filter(bool),
+    st.binary(min_size=32, max_size=32),
+    st.integers(1, LONG_MAX),
+)
 tensors: st.SearchStrategy[Tensor] = st.one_of(
     st.builds(
         lambda name, values: Tensor(
@@ -62,7 +71,7 @@ tensors: st.SearchStrategy[Tensor] = st.one_of(
     st.builds(
         lambda name, blob: Tensor(name=name, datatype="FP32", shape=(2, 3), data=b"", blob=blob),
         texts,
-        records_of(Blob),
+        blobs,
     ),
 )
 records: st.SearchStrategy[Record] = st.one_of([records_of(kind) for kind in RECORD_TYPES])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import orjson
 from aiohttp import web
 
 from api.admission.gate import Inputs
@@ -14,8 +15,10 @@ from api.errors import NO_RETRY, ApiError, BadInput, Unavailable
 from api.inference import Answer
 from api.services import GATE, HEALTH, INFERENCE, QUEUES, REQUEST_ID, TRACEPARENT
 from api.surfaces.http import json_answer, json_kind, parse_object, read_body
+from api.surfaces.pieces import require_text, tell_in_pieces, tensor_pieces
 from api.surfaces.tensor_json import parse_inputs, render_tensor
 from schemas.manifest import TensorSpec
+from schemas.tensors import Tensor
 
 SERVER_NAME = "inferlog"
 
@@ -65,29 +68,57 @@ class InferCall:
         return Inputs(tensors=tensors, item_count=items, timeout_s=_timeout_s(document.get("parameters")))
 
 
-async def infer(request: web.Request) -> web.Response:
+async def infer(request: web.Request) -> web.StreamResponse:
     """`POST /v2/models/{model}[/versions/{version}]/infer`."""
     call = InferCall(request)
-    answer = await request.app[INFERENCE].run(call, request[REQUEST_ID], request[TRACEPARENT])
+    async with request.app[INFERENCE].run(call, request[REQUEST_ID], request[TRACEPARENT]) as answer:
+        if answer.is_large:
+            return await tell_in_pieces(request, _pieces(call, answer), headers=answer.admission.charge.headers)
     return json_answer(_document(call, answer), headers=answer.admission.charge.headers)
 
 
 def _document(call: InferCall, answer: Answer) -> dict[str, Any]:
-    outputs = {t.name: t for t in answer.finished.outputs}
-    names = call.wanted or list(outputs)
     try:
-        tensors = [render_tensor(outputs[name]) for name in names]
+        tensors = [render_tensor(tensor) for tensor in _outputs(call, answer)]
     except UnicodeDecodeError as error:
-        raise ApiError(
-            f"an output holds bytes that are not text, which JSON cannot carry: {error}",
-            headers={**answer.admission.charge.headers, **NO_RETRY},  # it has run
-        ) from error
+        raise _not_text(answer, error) from error
+    return {**_head(call, answer), "outputs": tensors}
+
+
+def _pieces(call: InferCall, answer: Answer) -> Iterator[bytes]:
+    """The same document as JSON, piece by piece. Raises ApiError before the first piece or not at all."""
+    outputs = _outputs(call, answer)
+    try:
+        for tensor in outputs:
+            require_text(tensor)
+    except UnicodeDecodeError as error:
+        raise _not_text(answer, error) from error
+    yield orjson.dumps(_head(call, answer))[:-1] + b',"outputs":['
+    for at, tensor in enumerate(outputs):
+        if at:
+            yield b","
+        yield from tensor_pieces(tensor)
+    yield b"]}"
+
+
+def _head(call: InferCall, answer: Answer) -> dict[str, Any]:
     return {
         "model_name": answer.finished.model,
         "model_version": answer.finished.version,
         "id": call.caller_id if call.caller_id is not None else str(answer.finished.request_id),
-        "outputs": tensors,
     }
+
+
+def _outputs(call: InferCall, answer: Answer) -> list[Tensor]:
+    outputs = {t.name: t for t in answer.finished.outputs}
+    return [outputs[name] for name in call.wanted or outputs]
+
+
+def _not_text(answer: Answer, error: UnicodeDecodeError) -> ApiError:
+    return ApiError(
+        f"an output holds bytes that are not text, which JSON cannot carry: {error}",
+        headers={**answer.admission.charge.headers, **NO_RETRY},  # it has run
+    )
 
 
 def _wanted(entries: Any, specs: Sequence[TensorSpec]) -> Sequence[str]:

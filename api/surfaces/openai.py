@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import orjson
 from aiohttp import web
 
 from api.admission.gate import Inputs
@@ -15,6 +16,7 @@ from api.errors import BadInput, NotFound
 from api.inference import Answer
 from api.services import GATE, INFERENCE, REQUEST_ID, TRACEPARENT
 from api.surfaces.http import json_answer, json_kind, parse_object, read_body
+from api.surfaces.pieces import PIECE_ELEMENTS, array_pieces, in_groups, tell_in_pieces
 from api.surfaces.tensor_json import item_count
 from schemas.records import Task
 from schemas.tensors import Tensor, bytes_tensor
@@ -94,35 +96,44 @@ def _texts(found: Any) -> Sequence[str]:
     return texts
 
 
-async def embeddings(request: web.Request) -> web.Response:
+async def embeddings(request: web.Request) -> web.StreamResponse:
     """`POST /v1/embeddings`."""
     call = EmbeddingsCall(request)
-    answer = await request.app[INFERENCE].run(call, request[REQUEST_ID], request[TRACEPARENT])
+    async with request.app[INFERENCE].run(call, request[REQUEST_ID], request[TRACEPARENT]) as answer:
+        if answer.is_large:
+            return await tell_in_pieces(request, _pieces(call, answer), headers=answer.admission.charge.headers)
     return json_answer(_document(call, answer), headers=answer.admission.charge.headers)
 
 
 def _document(call: EmbeddingsCall, answer: Answer) -> dict[str, Any]:
-    vectors = answer.finished.outputs[0]
+    return {"object": "list", "data": list(_data(call, answer)), **_tail(call, answer)}
+
+
+def _pieces(call: EmbeddingsCall, answer: Answer) -> Iterator[bytes]:
+    """The same document as JSON, piece by piece."""
+    yield b'{"object":"list","data":['
+    width = answer.finished.outputs[0].shape[-1]
+    yield from array_pieces(in_groups(_data(call, answer), max(1, PIECE_ELEMENTS // width)))
+    yield b"]," + orjson.dumps(_tail(call, answer))[1:]
+
+
+def _data(call: EmbeddingsCall, answer: Answer) -> Iterator[dict[str, Any]]:
+    for i, vector in enumerate(_vectors(answer.finished.outputs[0], call.base64)):
+        yield {"object": "embedding", "index": i, "embedding": vector}
+
+
+def _tail(call: EmbeddingsCall, answer: Answer) -> dict[str, Any]:
     tokens = answer.finished.quantities.get("tokens", 0)
-    return {
-        "object": "list",
-        "data": [
-            {"object": "embedding", "index": i, "embedding": vector}
-            for i, vector in enumerate(_vectors(vectors, call.base64))
-        ],
-        "model": call.model,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-    }
+    return {"model": call.model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
 
 
-def _vectors(tensor: Tensor, as_base64: bool) -> list[Any]:
+def _vectors(tensor: Tensor, as_base64: bool) -> Iterator[Any]:
     """One vector per item, each as base64 of little-endian 32-bit floats or as a list of numbers."""
     width = tensor.shape[-1]
     size = width * _FLOAT_SIZE_BYTES
-    parts = [tensor.data[i : i + size] for i in range(0, len(tensor.data), size)]
-    if as_base64:
-        return [base64.b64encode(part).decode() for part in parts]
-    return [struct.unpack(f"<{width}f", part) for part in parts]
+    for at in range(0, len(tensor.data), size):
+        part = tensor.data[at : at + size]
+        yield base64.b64encode(part).decode() if as_base64 else struct.unpack(f"<{width}f", part)
 
 
 async def models(request: web.Request) -> web.Response:

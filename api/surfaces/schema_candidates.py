@@ -16,7 +16,7 @@ from api.registry_catalogue import INVALID_SCHEMA, Candidate, Entry, without_con
 from api.services import CATALOGUE, TURNS
 from api.surfaces.http import json_kind, parse_object, read_body
 from api.surfaces.schema_registry import answer, asked, document_of
-from schemas.evolution import compatibility_messages
+from schemas.compatibility import compatibility_messages
 
 MAX_BODY_BYTES = 64 * 1024
 _LONGEST_MESSAGE = 1000

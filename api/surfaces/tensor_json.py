@@ -14,7 +14,7 @@ from typing import Any
 from api.errors import BadInput
 from api.surfaces.http import json_kind
 from schemas.manifest import Manifest, TensorSpec
-from schemas.tensors import BYTES, Tensor, TensorError
+from schemas.tensors import BYTES, ELEMENT_SIZE_BYTES, Tensor, TensorError
 
 #: Items one request may hold, as with OpenAI; the worker runs them in as many batches as the model wants.
 MAX_ITEMS = 2048
@@ -120,11 +120,16 @@ def render_tensor(tensor: Tensor) -> dict[str, Any]:
     data: Sequence[Any]
     if tensor.datatype == BYTES:
         data = [e.decode() for e in tensor.elements()]
-    elif tensor.datatype == "BOOL":
-        data = [b != 0 for b in tensor.data]
     else:
-        data = struct.unpack(f"<{math.prod(tensor.shape)}{_FORMATS[tensor.datatype]}", tensor.data)
+        data = numbers(tensor.datatype, tensor.data)
     return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape), "data": data}
+
+
+def numbers(datatype: str, data: bytes | memoryview) -> Sequence[Any]:
+    """Elements of any datatype but BYTES as values of JSON."""
+    if datatype == "BOOL":
+        return [b != 0 for b in data]
+    return struct.unpack(f"<{len(data) // ELEMENT_SIZE_BYTES[datatype]}{_FORMATS[datatype]}", data)
 
 
 def _shape(found: Any, spec: TensorSpec) -> tuple[int, ...]:

@@ -30,11 +30,18 @@ if [ ! -f "$root/cluster/PG_VERSION" ]; then
   echo 'CREATE DATABASE inferlog' | "$bin/postgres" --single -D "$root/cluster.new" postgres || exit 1
   mv "$root/cluster.new" "$root/cluster"
 fi
-# A server killed a moment ago may not have been reaped yet, and PostgreSQL would take its remains for a running one.
-old=$(head -n 1 "$root/cluster/postmaster.pid" 2>/dev/null)
+# A killed server leaves its pid behind. PostgreSQL would take for a running one what is still ending, what nobody has
+# reaped (which may be never), and whatever has that pid by now. A pid file that names the new server it takes for
+# stale, and goes on to look whether the old one's memory is in use: so only the pid is replaced, not the file removed.
+file=$root/cluster/postmaster.pid
+old=$(head -n 1 "$file" 2>/dev/null)
 for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
-  case "$(ps -o stat= -p "${old:-0}" 2>/dev/null)" in Z*) sleep 0.2 ;; *) break ;; esac
+  there=$(ps -o stat= -o comm= -p "${old:-0}" 2>/dev/null)
+  case $there in Z*) there= && break ;; *postgres*) sleep 0.2 ;; *) there= && break ;; esac
 done
+if [ -n "$old" ] && [ -z "$there" ]; then
+  { echo $$; sed 1d "$file"; } > "$file.new" && mv "$file.new" "$file" || exit 1
+fi
 exec "$bin/postgres" -D "$root/cluster" "$@"
 """
 

@@ -18,7 +18,7 @@ from infra.postgres import Connection, queries
 from schemas.facts import BillingAdjusted
 from schemas.ids import new_event_id
 from schemas.topics import ADJUSTMENTS
-from streams.billing.intents import HourKey, is_too_old
+from streams.billing.intents import HOUR, HourKey, is_too_old
 
 # Stripe takes no value of more than 15 digits, and nothing that an hour could be corrected by is near it.
 MOST_UNITS: Final = 10**15 - 1
@@ -69,12 +69,34 @@ def whole_hour(text: str) -> datetime:
     return moment
 
 
-def refusal(key: HourKey, units: int, *, billed_units: int, known_meters: Sequence[str], now: datetime) -> str | None:
-    """Why an hour that is billed `billed_units` may not be corrected by `units`; None when it may."""
+def refusal(
+    key: HourKey,
+    units: int,
+    *,
+    billed_units: int,
+    known_meters: Sequence[str],
+    customer_since: datetime,
+    carried: bool,
+    now: datetime,
+) -> str | None:
+    """Why an hour that is billed `billed_units` may not be corrected by `units`; None when it may. `carried`: somebody
+    has said that they bill it by other means."""
     if not 0 < abs(units) <= MOST_UNITS:
         return f"--units: expected a number that is not 0 and has at most 15 digits, found {units}"
     if key.hour > now:
         return f"--hour: {key.hour:%Y-%m-%dT%H}:00Z has not begun"
+    if key.hour + HOUR <= customer_since:
+        return (
+            f"--hour: {key.customer_id} was created at {customer_since:%Y-%m-%dT%H:%MZ}, after "
+            f"{key.hour:%Y-%m-%dT%H}:00Z"
+        )
+    if carried and not is_too_old(key.hour, now):
+        return "--carried: the hour is not too old for Stripe to take it by event; leave the option out"
+    if is_too_old(key.hour, now) and not carried:
+        return (
+            f"--hour: {key.hour:%Y-%m-%dT%H}:00Z is more than 35 days ago, and Stripe takes no event for it. The "
+            "difference has to be billed by an invoice item; --carried says that you do that"
+        )
     if key.meter not in known_meters:
         return f"--meter: nobody knows '{key.meter}'; known are {', '.join(sorted(known_meters))}"
     if units > 0 and billed_units + units > MOST_UNITS:
@@ -87,17 +109,29 @@ def refusal(key: HourKey, units: int, *, billed_units: int, known_meters: Sequen
     return None
 
 
-async def adjust(connection: Connection, key: HourKey, units: int, *, by: Author, now: datetime) -> Adjusted:
-    """Correct an hour. Raises AdjustmentRefused; then nothing was written. `by.reason` must be there."""
+async def adjust(
+    connection: Connection, key: HourKey, units: int, *, by: Author, now: datetime, carried: bool = False
+) -> Adjusted:
+    """Correct an hour. Raises AdjustmentRefused; then nothing was written. `by.reason` must be there, and `carried` for
+    an hour that Stripe takes no event for, and only for such a one."""
     sql = queries("streams.billing")
     if by.reason is None:
         raise AdjustmentRefused("--reason: a correction needs one")
     async with connection.transaction():
-        if await connection.fetchval(sql["lock_customer"], key.customer_id) is None:
+        customer_since = await connection.fetchval(sql["lock_customer"], key.customer_id)
+        if customer_since is None:
             raise AdjustmentRefused(f"there is no customer '{key.customer_id}'; see  inferlog customers list")
         billed = int(await connection.fetchval(sql["billable"], key.customer_id, key.meter, key.hour))
         meters = [r["meter"] for r in await connection.fetch(sql["known_meters"], key.customer_id, key.hour)]
-        why_not = refusal(key, units, billed_units=billed, known_meters=meters, now=now)
+        why_not = refusal(
+            key,
+            units,
+            billed_units=billed,
+            known_meters=meters,
+            customer_since=customer_since,
+            carried=carried,
+            now=now,
+        )
         if why_not is not None:
             raise AdjustmentRefused(why_not)
         adjustment_id = new_event_id()

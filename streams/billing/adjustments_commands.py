@@ -51,17 +51,21 @@ class Hour(click.ParamType):
 @click.option("--meter", required=True, help="Meter to correct: requests, items, tokens or another that is priced.")
 @click.option("--hour", type=Hour(), required=True, help="Start of the UTC hour to correct, like 2026-11-29T20.")
 @click.option("--units", type=int, required=True, help="Units to add to what the hour is billed; negative takes away.")
+@click.option("--carried", is_flag=True, help="For an hour older than Stripe takes: you bill it by an invoice item.")
 @authored(reason_required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the correction as one JSON object.")
-def adjust_command(customer: str, meter: str, hour: datetime, units: int, by: Author, as_json: bool) -> None:
+def adjust_command(
+    customer: str, meter: str, hour: datetime, units: int, carried: bool, by: Author, as_json: bool
+) -> None:
     """Correct what CUSTOMER (id or name) is billed for an hour; usage itself stays as it was counted.
 
-    The next pass of the reporter tells Stripe. Nothing is removed: a correction is corrected by another one.
+    The next pass of the reporter tells Stripe, unless it is carried. Nothing is removed: a correction is corrected by
+    another one.
     """
 
     async def work(connection: Connection) -> Adjusted:
         key = HourKey(customer_id=await customer_of(connection, customer), meter=meter, hour=hour)
-        return await adjust(connection, key, units, by=by, now=datetime.now(timezone.utc))
+        return await adjust(connection, key, units, by=by, now=datetime.now(timezone.utc), carried=carried)
 
     done = _run(work)
     if as_json:

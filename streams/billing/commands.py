@@ -55,7 +55,8 @@ def run(once: bool, include_open_hours: bool, retry_rejected: bool, as_json: boo
 def compare(as_json: bool) -> None:
     """Compare what the ledger bills, usage plus corrections, with Stripe for every customer and meter.
 
-    Exits 1 on any difference. Counts every hour that is sealed, was reported, or has a sum at Stripe.
+    Exits 1 on any difference but by what was carried: units of hours too old for Stripe's events, billed by invoice
+    items. Counts every hour that is sealed, was reported, or has a sum at Stripe.
     """
     configure_logging("WARNING")
     found = _finish(app.compare_all(billing_settings()))
@@ -113,13 +114,19 @@ def _comparison_lines(found: Compared) -> list[str]:
     width = max((len(c.customer) for c in found.pairs), default=0)
     lines = []
     for c in found.pairs:
-        mark = "differs" if c.differing else "equal"
+        mark = "differs" if c.differing else "equal but for what was carried" if c.carried else "equal"
         lines.append(
             f"{c.customer:<{width}}  {c.customer_id}  {c.meter:<12} "
             f"ledger {c.ledger_units:>12}  stripe {c.stripe_units:>12.0f}  {mark}"
         )
         for d in c.differing:
-            lines.append(f"    {d.key.hour:%Y-%m-%dT%H}:00Z  ledger {d.our_units}  stripe {d.stripe_units:g}")
+            also = f"  carried {d.carried_units}" if d.carried_units else ""
+            lines.append(f"    {d.key.hour:%Y-%m-%dT%H}:00Z  ledger {d.our_units}  stripe {d.stripe_units:g}{also}")
+        for d in c.carried:
+            lines.append(
+                f"    {d.key.hour:%Y-%m-%dT%H}:00Z  ledger {d.our_units}  stripe {d.stripe_units:g}  "
+                f"carried {d.carried_units}: too old for an event, billed by an invoice item"
+            )
     lines.append(f"{len(found.pairs)} compared, {sum(1 for c in found.pairs if c.differing)} differ")
     if n := found.open_sums:
         lines.append(f"not compared: {n} {'sum' if n == 1 else 'sums'} in hours still open, which are reported later")
@@ -133,6 +140,7 @@ def _difference_row(d: Difference) -> dict[str, Any]:
         "hour": d.key.hour.isoformat(),
         "our_units": d.our_units,
         "stripe_units": _whole(d.stripe_units),
+        "carried_units": d.carried_units,
     }
 
 
@@ -145,6 +153,7 @@ def _comparison_row(c: Comparison) -> dict[str, Any]:
         "stripe_units": _whole(c.stripe_units),
         "equal": not c.differing,
         "differing_hours": [_difference_row(d) for d in c.differing],
+        "carried_hours": [_difference_row(d) for d in c.carried],
     }
 
 

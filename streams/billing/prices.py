@@ -21,7 +21,8 @@ from schemas.ranges import LONG_MAX
 from schemas.topics import PRICES
 
 _PRICE_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_METER: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
+#: What is counted of a request; a price of anything else would never be used.
+_METERS: Final = ("requests", "items", "tokens")
 _CURRENCY: Final = re.compile(r"[a-z]{3}")
 
 
@@ -49,11 +50,13 @@ def price(price_id: str, meters: Sequence[str], currency: str) -> Price:
     amounts: dict[str, int] = {}
     for text in meters:
         meter, separator, amount = text.partition("=")
-        if not separator or not _METER.fullmatch(meter) or not re.fullmatch(r"\d{1,19}", amount, re.ASCII):
+        if not separator or not re.fullmatch(r"\d{1,19}", amount, re.ASCII):
             raise ValueError(
                 f"--meter: expected a meter's name and millionths of the currency's main unit, like items=100, "
                 f"found '{text}'"
             )
+        if meter not in _METERS:
+            raise ValueError(f"--meter: nothing is counted as '{meter}'; the meters are {', '.join(_METERS)}")
         if meter in amounts:
             raise ValueError(f"--meter: '{meter}' is priced twice")
         if int(amount) > LONG_MAX:
@@ -64,15 +67,26 @@ def price(price_id: str, meters: Sequence[str], currency: str) -> Price:
     return Price(price_id=price_id, currency=currency, amounts_micros=amounts)
 
 
-async def publish_price(connection: Connection, wanted: Price, *, by: Author) -> bool:
-    """Add an entry; False when it was there already, and says the same. Raises PriceConflict."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    """What publishing did. `created` is False when the entry was there already and said the same, `new_currency` True
+    when there are other entries and none of them has this currency."""
+
+    created: bool
+    new_currency: bool
+
+
+async def publish_price(connection: Connection, wanted: Price, *, by: Author) -> Added:
+    """Add an entry. Raises PriceConflict."""
     sql = queries("streams.billing")
     async with connection.transaction():
         # An entry is several rows, so no key of the table keeps two publishers of one id apart.
         await connection.execute(sql["lock_prices"])
         there = by_id(await connection.fetch(sql["price"], wanted.price_id))
+        known = [p.currency for p in await prices(connection) if p.price_id != wanted.price_id]
+        new_currency = bool(known) and wanted.currency not in known
         if there == [wanted]:
-            return False
+            return Added(created=False, new_currency=new_currency)
         if there:
             raise PriceConflict(
                 f"price '{wanted.price_id}' is published as {shown(there[0])}; an entry never changes, because what "
@@ -95,7 +109,7 @@ async def publish_price(connection: Connection, wanted: Price, *, by: Author) ->
             reason=by.reason,
         )
         await add_facts(connection, PRICES, [(wanted.price_id, fact)], stamp=COMMAND_STAMP)
-    return True
+    return Added(created=True, new_currency=new_currency)
 
 
 async def prices(connection: Connection) -> list[Price]:

@@ -31,7 +31,7 @@ def price_list() -> None:
     "meters",
     multiple=True,
     required=True,
-    help="A meter's name, '=', and what one unit costs in millionths of the currency's main unit; once for each meter.",
+    help="requests, items or tokens, '=', and what one costs in millionths of the currency's main unit; once for each.",
 )
 @click.option("--currency", required=True, help="Three-letter code in small letters, like usd.")
 @authored()
@@ -45,11 +45,14 @@ def publish(price_id: str, meters: tuple[str, ...], currency: str, by: Author, a
         wanted = price(price_id, meters, currency)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    created = _in_postgres(lambda c: publish_price(c, wanted, by=by))
+    done = _in_postgres(lambda c: publish_price(c, wanted, by=by))
     if as_json:
-        click.echo(json.dumps({**_row(wanted), "created": created}))
+        click.echo(json.dumps({**_row(wanted), "created": done.created}))
     else:
-        click.echo(f"{price_id}: {'published' if created else 'already published'}, {shown(wanted)}")
+        click.echo(f"{price_id}: {'published' if done.created else 'already published'}, {shown(wanted)}")
+    if done.new_currency:
+        slip = "an entry never changes, so if that is a slip, publish another and route to that"
+        click.echo(f"note: no other price is in '{currency}'; {slip}", err=True)
 
 
 @price_list.command("list", epilog="Example:  inferlog prices list --json")

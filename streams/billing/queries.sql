@@ -111,6 +111,11 @@ SELECT b.customer_id, b.meter, b.hour, sum(b.units)::bigint AS total_units,
 FROM billable_hourly b
 GROUP BY b.customer_id, b.meter, b.hour
 
+-- name: carried_hours
+-- What is billed by other means than events, because its hour was too old for them.
+SELECT customer_id, meter, hour, sum(delta_units)::bigint AS units FROM stripe_reports WHERE state = 'carried'
+GROUP BY customer_id, meter, hour
+
 -- name: customers
 SELECT customer_id, name, stripe_customer_id FROM customers
 
@@ -124,7 +129,7 @@ ORDER BY (customer_id = $1) DESC LIMIT 1
 
 -- name: lock_customer
 -- Corrections of one customer take turns from here to the end of the transaction; usage and foreign keys do not wait.
-SELECT 1 FROM customers WHERE customer_id = $1 FOR NO KEY UPDATE
+SELECT created_at FROM customers WHERE customer_id = $1 FOR NO KEY UPDATE
 
 -- name: billable
 SELECT coalesce(sum(units), 0)::bigint FROM billable_hourly WHERE customer_id = $1 AND meter = $2 AND hour = $3

@@ -25,11 +25,17 @@ PROCESSING = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """An hour in which Stripe's sum is not ours."""
+    """An hour in which Stripe's sum is not ours. Of ours, `carried_units` are billed by other means than events."""
 
     key: HourKey
     our_units: int
     stripe_units: float
+    carried_units: int = 0
+
+    @property
+    def is_carried(self) -> bool:
+        """Whether what was carried, and nothing else, makes the difference."""
+        return self.our_units == self.stripe_units + self.carried_units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +82,8 @@ def by_pair(hours: Iterable[DeliveredHour]) -> list[list[DeliveredHour]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One customer (`customer` is the name, empty when not registered) and meter over all compared hours, and the hours
-    that differ."""
+    """One customer (`customer` is the name, empty when not registered) and meter over all compared hours, with the
+    hours that differ and, apart from them, those that differ only by what was carried."""
 
     customer_id: str
     customer: str
@@ -85,6 +91,7 @@ class Comparison:
     ledger_units: int
     stripe_units: float
     differing: Sequence[Difference]
+    carried: Sequence[Difference] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +116,10 @@ async def compare(
         ledger[key] = row["total_units"]
         if row["is_due"]:
             due.add(key)
+    carried = {
+        HourKey(customer_id=r["customer_id"], meter=r["meter"], hour=r["hour"]): r["units"]
+        for r in await connection.fetch(sql["carried_hours"])
+    }
     customers = await connection.fetch(sql["customers"])
     names = {r["customer_id"]: r["name"] for r in customers}
     stripe_ids = {r["customer_id"]: r["stripe_customer_id"] for r in customers if r["stripe_customer_id"] is not None}
@@ -122,7 +133,7 @@ async def compare(
     compared = due | set(at_stripe)
     for key in sorted(compared):
         pairs[key.customer_id, key.meter].append(key)
-    found = [_compared(pair, names.get(pair[0], ""), keys, ledger, at_stripe) for pair, keys in pairs.items()]
+    found = [_compared(pair, names.get(pair[0], ""), keys, ledger, at_stripe, carried) for pair, keys in pairs.items()]
     return Compared(
         pairs=sorted(found, key=lambda c: (c.customer, c.customer_id, c.meter)),
         open_sums=sum(1 for key, units in ledger.items() if units and key not in compared),
@@ -157,11 +168,16 @@ def _compared(
     keys: Sequence[HourKey],
     ledger: Mapping[HourKey, int],
     at_stripe: Mapping[HourKey, float],
+    carried: Mapping[HourKey, int],
 ) -> Comparison:
-    differing = [
-        Difference(key=key, our_units=ledger.get(key, 0), stripe_units=at_stripe.get(key, 0))
+    hours = [
+        Difference(
+            key=key,
+            our_units=ledger.get(key, 0),
+            stripe_units=at_stripe.get(key, 0),
+            carried_units=carried.get(key, 0),
+        )
         for key in keys
-        if ledger.get(key, 0) != at_stripe.get(key, 0)
     ]
     return Comparison(
         customer_id=pair[0],
@@ -169,5 +185,7 @@ def _compared(
         meter=pair[1],
         ledger_units=sum(ledger.get(key, 0) for key in keys),
         stripe_units=sum(at_stripe.get(key, 0) for key in keys),
-        differing=differing,
+        # What was carried and is at Stripe all the same is billed twice, and differs.
+        differing=[h for h in hours if not h.is_carried],
+        carried=[h for h in hours if h.is_carried and h.carried_units],
     )

@@ -14,12 +14,13 @@ from enum import Enum
 from typing import Any, cast
 
 from infra.kafka_admin import open_admin
-from infra.settings import KafkaSettings
+from infra.postgres import connect, queries
+from infra.settings import KafkaSettings, PostgresSettings
 from schemas.codec import DecodeError, decode_at
 from schemas.facts import Record
 from schemas.keys import prefixed
 from schemas.lockfile import latest
-from schemas.topics import Topic, all_topics, requests_topic
+from schemas.topics import POOL_NAME, Topic, all_topics, requests_topic
 from streams.replay.evidence import CLOCK_MARGIN
 from streams.replay.log import LogRecord, Progress, Span, no_progress, open_log
 from streams.replay.output import Output
@@ -109,11 +110,17 @@ def _without_first(span: Mapping[str, int]) -> dict[str, int]:
     return {k: v for k, v in span.items() if k != "first"}
 
 
+def require_customers(topic: Topic) -> None:
+    """Raises ExportError when a topic's records are no customer's."""
+    if "customer_id" not in {f.name for f in fields(cast("Any", topic.record))}:
+        raise ExportError(f"{topic.record.__name__} has no customer_id, so --customer selects nothing from it")
+
+
 def find_topic(name: str, *, namespace: str = "") -> Topic:
     """The topic of a short name (`usage`, `requests.POOL`) or a full one, in its namespace. Raises ExportError."""
     known = {_short(t.name): t for t in all_topics()}
     short = _short(name.removeprefix(prefixed(namespace, "")))
-    pool = re.fullmatch(r"requests(?:\.([a-z0-9-]{1,40}))?", short)
+    pool = re.fullmatch(rf"requests(?:\.({POOL_NAME}))?", short)
     if pool is not None:
         found: Topic | None = requests_topic(pool.group(1)) if pool.group(1) else requests_topic()
     else:
@@ -166,8 +173,6 @@ async def export(
     not decode has no time of its own: it counts when its time on the log lies in the span. Raises ExportError,
     BusUnavailable, KafkaError.
     """
-    if selection.customer_id is not None and "customer_id" not in {f.name for f in fields(cast("Any", topic.record))}:
-        raise ExportError(f"{topic.record.__name__} has no customer_id, so --customer selects nothing from it")
     summary = Summary(topic=topic.name, record=topic.record.SCHEMA, schema_id=latest(topic.record.SCHEMA).id)
     async with open_admin(settings) as admin:
         partitions = (await admin.partitions([topic.name])).get(topic.name)
@@ -199,6 +204,21 @@ async def export(
         rows.finish()
     summary.size_bytes = out.size_bytes
     return summary
+
+
+async def customer_of(settings: PostgresSettings, name_or_id: str) -> str:
+    """The customer's id. Raises ExportError when there is none, and what infra.postgres raises when it is away."""
+    connection = await connect(settings)
+    try:
+        found: str | None = await connection.fetchval(queries("streams.replay")["customer"], name_or_id)
+    finally:
+        await connection.close(timeout=5)
+    if found is None:
+        raise ExportError(
+            f"there is no customer '{name_or_id}'; names and ids are those of  inferlog customers list, and without "
+            "--customer the records of all are exported"
+        )
+    return found
 
 
 class Batches:

@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 
-from infra.settings import KafkaSettings, replay_settings
+from infra.postgres import is_outage
+from infra.settings import KafkaSettings, ReplaySettings, replay_settings
 from schemas.topics import Topic
 from streams.replay.commands import Moment
 from streams.replay.export import (
@@ -27,8 +28,10 @@ from streams.replay.export import (
     MakeWriter,
     Selection,
     Summary,
+    customer_of,
     export,
     find_topic,
+    require_customers,
     writer_for,
 )
 from streams.replay.log import Progress, no_progress
@@ -58,7 +61,7 @@ class LeftOut(RuntimeError):
 @click.option("--since", type=Moment(), help="Only what occurred at this time or later (ISO 8601, UTC unless it says).")
 @click.option("--until", type=Moment(), help="Only what occurred before this time.")
 @click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
-@click.option("--customer", "customer_id", help="Only records of this customer id.")
+@click.option("--customer", help="Only records of this customer (id or name).")
 @click.option("--limit", type=click.IntRange(min=1), help="At most this many records.")
 @click.option("--skip-undecodable", is_flag=True, help="Leave out what does not decode, instead of failing.")
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as one JSON object.")
@@ -70,7 +73,7 @@ def export_topic(
     since: datetime | None,
     until: datetime | None,
     partition: int | None,
-    customer_id: str | None,
+    customer: str | None,
     limit: int | None,
     skip_undecodable: bool,
     as_json: bool,
@@ -81,14 +84,19 @@ def export_topic(
     or schemas. Each row also says its place: _topic, _partition, _offset, _timestamp. A file appears under its name
     only when it is whole. The summary goes to standard error, and with --json to standard output unless the records do.
     """
+    settings = replay_settings()
+    try:
+        found = find_topic(topic, namespace=settings.kafka.namespace)
+    except ExportError as error:
+        raise click.BadParameter(str(error), param_hint="TOPIC") from error
     chosen = _format(form, output)
     if since is not None and until is not None and since >= until:
         raise click.UsageError(f"--until must lie after --since, found {until.isoformat()}")
-    selection = Selection(since=since, until=until, partition=partition, customer_id=customer_id, limit=limit)
-    settings = replay_settings().kafka
     try:
-        found, make_writer = find_topic(topic, namespace=settings.namespace), writer_for(chosen)
-        summary = _export(settings, found, selection, make_writer, output, overwrite, skip_undecodable)
+        make_writer = writer_for(chosen)
+        customer_id = None if customer is None else _customer_id(settings, found, customer)
+        selection = Selection(since=since, until=until, partition=partition, customer_id=customer_id, limit=limit)
+        summary = _export(settings.kafka, found, selection, make_writer, output, overwrite, skip_undecodable)
     except LeftOut as error:
         _say(error.summary, output, chosen, as_json=as_json, written=output == _STDOUT)
         raise SystemExit(1) from error
@@ -107,6 +115,17 @@ def _format(form: str | None, output: str) -> Format:
     if Format(form).binary and output == _STDOUT and sys.stdout.isatty():
         raise click.UsageError(f"{form} is nothing for a terminal; give --output FILE, or pipe it on")
     return Format(form)
+
+
+def _customer_id(settings: ReplaySettings, topic: Topic, customer: str) -> str:
+    """Records name their customer by its id alone. Raises ExportError."""
+    require_customers(topic)
+    try:
+        return asyncio.run(customer_of(settings.postgres, customer))
+    except Exception as error:
+        if not is_outage(error):
+            raise
+        raise ExportError(f"--customer is looked up in Postgres, which does not answer: {error!r}") from error
 
 
 def _export(

@@ -11,8 +11,8 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from infra.kafka import AIOKafkaConsumer, BusUnavailable, KafkaError, TopicPartition, open_consumer
-from infra.kafka_spans import read_spans
+from infra.kafka import AIOKafkaConsumer, BusUnavailable, TopicPartition, open_consumer
+from infra.kafka_spans import read_spans, spans_kept, spans_since
 from infra.schema_feed import learn_once
 from infra.settings import KafkaSettings
 
@@ -66,17 +66,12 @@ class LogReader:
         """
         places = [TopicPartition(topic, p) for p in range(partitions)]
         try:
-            firsts = await self._consumer.beginning_offsets(places)
-            ends = await self._consumer.end_offsets(places)
-            begins = dict(firsts)
+            kept = spans = await spans_kept(self._consumer, places)
             if since is not None:
-                found = await self._consumer.offsets_for_times({p: int(since.timestamp() * 1000) for p in places})
-                for place in places:
-                    at = found.get(place)
-                    begins[place] = ends[place] if at is None else at.offset
-        except KafkaError as error:
-            raise BusUnavailable(f"{topic}: {type(error).__name__}: {error}") from error
-        return {p.partition: Span(first=firsts[p], begin=begins[p], end=ends[p]) for p in places}
+                spans = await spans_since(self._consumer, kept, since_ms=int(since.timestamp() * 1000))
+        except BusUnavailable as error:
+            raise BusUnavailable(f"{topic}: {error}") from error
+        return {p.partition: Span(first=kept[p].start, begin=spans[p].start, end=spans[p].stop) for p in places}
 
     async def read(
         self, topic: str, spans: Mapping[int, Span], *, progress: Progress = no_progress

@@ -42,11 +42,13 @@ class Output(BufferedIOBase):
 def whole_file(path: Path, *, overwrite: bool) -> Iterator[Output]:
     """A file that is there under `path` once the block has ended well, and not before; an error leaves nothing.
 
-    Raises FileExistsError when there is one and `overwrite` is not set. A killed process leaves a file beside it whose
-    name ends in `.part`.
+    Raises FileExistsError when there is one and `overwrite` is not set, FileNotFoundError when its folder is none. A
+    killed process leaves a file beside it whose name ends in `.part`.
     """
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists; give another name, or --overwrite to replace it")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path}: there is no folder {path.parent}; make it, or give another name")
     # 1 write beside it: dying here leaves the old file, or none, and a .part that nobody takes for an export
     # 2 fsync: without it the name could survive a power cut that the bytes do not
     # 3 rename: the old file or the new one, never a half

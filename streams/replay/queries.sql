@@ -13,3 +13,8 @@ SELECT request_id FROM processed_requests WHERE $1::timestamptz IS NULL OR occur
 
 -- name: billed
 SELECT request_id FROM processed_requests WHERE request_id = ANY($1::uuid[])
+
+-- name: customer
+-- By id or by name; an id wins.
+SELECT customer_id FROM customers WHERE customer_id = $1 OR name = $1
+ORDER BY (customer_id = $1) DESC LIMIT 1

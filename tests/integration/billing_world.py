@@ -50,7 +50,9 @@ class World:
 
     async def add_customer(self, customer_id: str) -> None:
         await self._connection.execute(
-            "INSERT INTO customers (customer_id, name, requests_per_s, burst) VALUES ($1, $1, 10, 10)", customer_id
+            "INSERT INTO customers (customer_id, name, requests_per_s, burst, created_at) VALUES ($1, $1, 10, 10, $2)",
+            customer_id,
+            NOON - timedelta(days=400),
         )
 
     async def use(

@@ -10,7 +10,7 @@ import pytest
 
 from infra.actor import Author
 from infra.postgres import connect
-from streams.billing.adjustments import Adjusted, adjust
+from streams.billing.adjustments import Adjusted, AdjustmentRefused, adjust
 from streams.billing.intents import HourKey
 from tests.integration.billing_world import World, open_world
 from tests.processes import Process
@@ -26,11 +26,13 @@ async def world(env: dict[str, str], spawn: Callable[..., Process], tmp_path: Pa
         yield made
 
 
-async def correct(world: World, units: int, *, hours_ago: int = 2, meter: str = "items") -> Adjusted:
+async def correct(
+    world: World, units: int, *, hours_ago: int = 2, meter: str = "items", carried: bool = False
+) -> Adjusted:
     connection = await connect(world.settings.postgres)
     try:
         key = HourKey(customer_id="acme", meter=meter, hour=world.hour(hours_ago))
-        return await adjust(connection, key, units, by=BY, now=world.now)
+        return await adjust(connection, key, units, by=BY, now=world.now, carried=carried)
     finally:
         await connection.close()
 
@@ -76,7 +78,9 @@ async def test_a_correction_of_an_open_hour_waits_for_its_seal(world: World) -> 
 
 
 async def test_a_correction_of_an_hour_too_old_for_stripe_is_carried(world: World) -> None:
-    done = await correct(world, 3, hours_ago=36 * 24)
+    with pytest.raises(AdjustmentRefused, match="--carried says that you do that"):
+        await correct(world, 3, hours_ago=36 * 24)
+    done = await correct(world, 3, hours_ago=36 * 24, carried=True)
     assert done.is_carried
     assert not (await correct(world, 1)).is_carried
     report = await world.run()
@@ -84,3 +88,20 @@ async def test_a_correction_of_an_hour_too_old_for_stripe_is_carried(world: Worl
     assert any("3 items of customer acme" in alert and "invoice item" in alert for alert in report.alerts)
     assert ("carried", 1, 3) in await world.states()
     assert (await world.run()).counts["carried"] == 0
+    assert await world.differing() == [], "Stripe lacks nothing but what it takes no event for"
+
+
+async def test_an_hour_that_was_carried_and_is_at_stripe_too_differs(world: World) -> None:
+    """Its units are billed twice."""
+    world.pass_time(-timedelta(days=36))
+    await world.use("acme", 3)
+    world.pass_time(timedelta(days=36))
+    await world.run()
+    assert ("carried", 1, 3) in await world.states()
+    assert await world.differing() == []
+    world.pass_time(-timedelta(days=36))
+    await world.post_foreign_event("acme", 3, at=world.hour(2))
+    world.pass_time(timedelta(days=36))
+    assert [(d.our_units, d.stripe_units, d.carried_units) for c in await world.differing() for d in c.differing] == [
+        (3, 3, 3)
+    ]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 import struct
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
-from infra.s3 import RuleDiffers
+from infra.s3 import RuleDiffers, Store, StoreUnavailable
+from infra.settings import S3Settings
 from schemas.codec import decode
 from schemas.records import InferenceFinished, Outcome
 from tests.conditions import eventually
@@ -232,3 +236,35 @@ def test_the_bucket_lets_blobs_go_and_another_rule_is_left_alone(servers: dict[s
         store.expire("blobs/", after_days=9)
     assert {r["Filter"]["Prefix"]: r["Expiration"]["Days"] for r in bucket.rules()} == {"other/": 3, "blobs/": 41}
     bucket.drop()
+
+
+@contextmanager
+def answering(body: Iterable[bytes], length: int) -> Iterator[str]:
+    """An S3 of one answer: these bytes as they come, and then the end of the connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            with listener.accept()[0] as caller, suppress(OSError):
+                caller.recv(65536)
+                caller.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n".encode())
+                for part in body:
+                    caller.sendall(part)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join(30)
+
+
+def test_answers_that_break_off_or_drip_are_outages_that_end() -> None:
+    never = threading.Event()
+
+    def drip() -> Iterator[bytes]:
+        while not never.wait(0.1):
+            yield b"x"
+
+    for body, words in (([b"x" * 500], "500"), (drip(), "bytes in 0.4 s")):
+        with answering(body, 1000) as endpoint:
+            settings = S3Settings(endpoint=endpoint, bucket="b", access_key="k", secret_key="s")
+            with pytest.raises(StoreUnavailable, match=words):
+                Store(settings, timeout_s=0.4, attempts=1).get_at_most("k", 1000)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import duckdb
 import fastavro
@@ -20,11 +21,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from infra.kafka import open_producer
+from infra.postgres import connect
 from infra.settings import replay_settings
 from schemas.codec import Codec, encode
+from schemas.facts import RouteChanged
 from schemas.lockfile import locked_schemas
 from schemas.records import InferenceFinished, UsageRecorded
-from schemas.topics import RESULTS, USAGE, Topic
+from schemas.topics import RESULTS, ROUTES, USAGE, Topic
 from streams.replay.export_command import export_topic
 from tests.factories import NOON, finished, requested, usage
 from tests.processes import ROOT
@@ -36,11 +39,11 @@ FORMATS = ("parquet", "jsonl", "csv", "avro")
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
-def blocks(language: str, *, naming: str = "") -> list[str]:
-    """The code blocks of the section on files, as they stand on the page."""
+def blocks(language: str, *, naming: str = "", section: str = "Files") -> list[str]:
+    """The code blocks of a section, as they stand on the page."""
     page = (ROOT / "docs" / "analysts.md").read_text(encoding="utf-8")
-    section = page.partition("\n## Files\n")[2].partition("\n## ")[0]
-    return [b for b in re.findall(rf"```{language}\n(.*?)```", section, flags=re.DOTALL) if naming in b]
+    text = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    return [b for b in re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL) if naming in b]
 
 
 def write(env: dict[str, str], topic: Topic, values: Sequence[tuple[bytes, int]]) -> None:
@@ -54,6 +57,16 @@ def write(env: dict[str, str], topic: Topic, values: Sequence[tuple[bytes, int]]
             await producer.acknowledged(futures, timeout_s=30)
 
     asyncio.run(send())
+
+
+async def add_customer(env: dict[str, str], customer_id: str, name: str) -> None:
+    connection = await connect(replay_settings(env).postgres)
+    try:
+        await connection.execute(
+            "INSERT INTO customers (customer_id, name, requests_per_s, burst) VALUES ($1, $2, 1, 1)", customer_id, name
+        )
+    finally:
+        await connection.close()
 
 
 def export(env: dict[str, str], *arguments: object) -> Result:
@@ -150,6 +163,28 @@ def test_every_tool_finds_the_same_sums_in_every_format_as_the_page_says(
     assert len(page["first_of"]) == len(once)
 
 
+def test_what_was_true_at_a_moment_is_read_off_the_changes_as_the_page_says(
+    env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moment = datetime(2026, 3, 1, 14, 3, tzinfo=timezone.utc)
+    before, at = moment - timedelta(microseconds=1), moment
+    changes = [("digits", "a", NOON), ("minilm", "b", NOON), ("digits", "c", before), ("digits", "d", at)]
+    facts = [
+        RouteChanged(
+            event_id=uuid4(), occurred_at=when, model=model, version=version, pool="default", spread=2,
+            price_id="standard-v1", actor="ada", reason=None,
+        )
+        for model, version, when in changes
+    ]  # fmt: skip
+    write(env, ROUTES, [(encode(f), 0) for f in facts])
+    monkeypatch.chdir(tmp_path)
+    (typed,), (query,) = (blocks(language, section="What was true at 14:03") for language in ("console", "sql"))
+    done = export(env, *typed.removeprefix("$ inferlog export ").split())
+    assert done.exit_code == 0, done.stderr
+    found = duckdb.connect().execute(f"SELECT model, version FROM ({query.strip().rstrip(';')}) ORDER BY model")
+    assert found.fetchall() == [("digits", "c"), ("minilm", "b")]
+
+
 @pytest.fixture
 def results(env: dict[str, str]) -> tuple[dict[str, str], list[InferenceFinished]]:
     """Ten results, half written by a writer of version 1, and on partition 3 four records that are none."""
@@ -160,6 +195,7 @@ def results(env: dict[str, str]) -> tuple[dict[str, str], list[InferenceFinished
     unknown = b"\x00\x00\x00\x27\x0f" + encode(made[0])[5:]
     broken = [b"no record", unknown, encode(made[0]) + b"!", encode(usage())]
     write(env, RESULTS, [*values, *((value, 3) for value in broken)])
+    asyncio.run(add_customer(env, "cus_1", "acme"))
     return env, made
 
 
@@ -199,7 +235,7 @@ def test_what_is_selected_is_what_is_written(results: tuple[dict[str, str], list
         return {str(made[n].request_id) for n in numbers}
 
     assert ids("--partition", 1) == expected(1, 4, 7)
-    assert ids("--customer", "cus_1") == expected(1, 3, 5, 7, 9)
+    assert ids("--customer", "cus_1") == ids("--customer", "acme") == expected(1, 3, 5, 7, 9)
     assert ids("--since", NOON + timedelta(minutes=4)) == expected(4, 5, 6, 7, 8, 9)
     assert ids("--until", NOON + timedelta(minutes=4)) == expected(0, 1, 2, 3)
     assert len(ids("--limit", 2)) == 2
@@ -209,6 +245,7 @@ def test_what_is_selected_is_what_is_written(results: tuple[dict[str, str], list
     for options, words in (
         (("results", "--partition", 8), "has partitions 0 to 7"),
         (("models", "--customer", "cus_1"), "ModelPublished has no customer_id"),
+        (("results", "--customer", "nobody"), "there is no customer 'nobody'; names and ids are those of"),
         (("requests.nobody",), "requests.nobody.v1 does not exist"),
     ):
         refused = export(env, *options, "--format", "jsonl")

@@ -42,6 +42,7 @@ Work = Callable[[Connection], Awaitable[Any]]
 def desk(env: dict[str, str]) -> FactsDesk:
     made = FactsDesk(env)
     made.sql("INSERT INTO customers (customer_id, name, requests_per_s, burst) VALUES ('cust_1', 'acme', 10, 20)")
+    made.sql("UPDATE customers SET created_at = '2026-03-01T09:40Z'")
     return made
 
 
@@ -53,7 +54,7 @@ def test_a_change_and_its_fact_are_there_together_or_neither_is(desk: FactsDesk,
     first = constant_bundle(tmp_path / "1", 1.0)
     version = json.loads(desk.said("models", "publish", "digits", str(first), "--json"))["version"]
     rotated, revoked = (json.loads(desk.said("keys", "create", "acme", "--json"))["key_id"] for _ in range(2))
-    hour = ("--meter", "items", "--hour", "2026-03-01T10", "--units", "5")
+    hour = ("--meter", "items", "--hour", "2026-03-01T10", "--units", "5", "--carried")
     commands = {
         ("models", "publish", "digits", str(constant_bundle(tmp_path / "2", 2.0))): [MODELS.name, ROUTES.name],
         ("models", "route", "digits", version): [ROUTES.name],
@@ -193,7 +194,9 @@ def test_a_rotated_key_keeps_an_earlier_end_and_is_rotated_once(desk: FactsDesk)
 
 def test_a_price_is_published_once_and_never_otherwise(desk: FactsDesk) -> None:
     entry = ("--meter", "requests=0", "--meter", "items=80", "--currency", "eur")
-    assert "p2: published" in desk.said("prices", "publish", "p2", *entry, *SIGNED)
+    first_euro = desk.call("prices", "publish", "p2", *entry, *SIGNED)
+    assert "p2: published" in first_euro.stdout
+    assert "note: no other price is in 'eur'" in first_euro.stderr
     (told,) = desk.told()
     assert isinstance(told.fact, PriceBookPublished)
     assert (told.topic, told.key) == (PRICES.name, "p2")
@@ -212,13 +215,14 @@ def test_a_price_is_published_once_and_never_otherwise(desk: FactsDesk) -> None:
         assert "an entry never changes" in refused.output
     assert len(desk.told()) == 1
     first, second = json.loads(desk.said("prices", "list", "--json"))
+    assert "note" not in desk.call("prices", "publish", "p3", "--meter", "items=1", "--currency", "usd").output
     assert (first["price_id"], first["amounts_micros"]) == ("standard-v1", {"items": 100, "requests": 0, "tokens": 2})
     assert (second["amounts_micros"], second["currency"]) == (amounts, "eur")
     assert datetime.fromisoformat(second["created_at"]) == told.fact.occurred_at
 
 
 def test_a_correction_is_a_row_and_a_fact_of_the_same_id(desk: FactsDesk) -> None:
-    hour = ("--hour", "2026-03-01T10:00Z", "--meter", "items")
+    hour = ("--hour", "2026-03-01T10:00Z", "--meter", "items", "--carried")
     done = json.loads(desk.said("billing", "adjust", "acme", *hour, "--units", "7", "--json", *SIGNED))
     assert (done["customer_id"], done["billable_units"], done["carried"]) == ("cust_1", 7, True)
     (told,) = desk.told()
@@ -240,7 +244,12 @@ def test_a_correction_is_a_row_and_a_fact_of_the_same_id(desk: FactsDesk) -> Non
     for words, arguments in [
         ("would bring them below 0", ("acme", *hour, "--units", "-1", "--reason", "x")),
         ("there is no customer 'nobody'", ("nobody", *hour, "--units", "1", "--reason", "x")),
-        ("nobody knows 'item'", ("acme", *hour[:2], "--meter", "item", "--units", "1", "--reason", "x")),
+        ("nobody knows 'item'", ("acme", *hour, "--meter", "item", "--units", "1", "--reason", "x")),
+        ("by an invoice item; --carried says", ("acme", *hour[:-1], "--units", "1", "--reason", "x")),
+        (
+            "was created at 2026-03-01T09:40Z",
+            ("acme", *hour, "--hour", "2026-03-01T08", "--units", "1", "--reason", "x"),
+        ),
         ("Missing option '--reason'", ("acme", *hour, "--units", "1")),
         ("not a whole hour", ("acme", "--hour", "2026-03-01T10:30", *hour[2:], "--units", "1", "--reason", "x")),
     ]:
@@ -306,8 +315,7 @@ async def test_a_route_names_the_version_that_really_answered_before(desk: Facts
     def to(version: str) -> Work:
         return lambda c: reroute(c, "m", version, RouteWish(), by=BY)
 
-    _, changed = await in_turn(desk, to(one), to(other))
-    assert changed
+    assert (await in_turn(desk, to(one), to(other))).before.version == one
     assert routes_told(desk)[-2:] == [(start if has_route else None, one), (one, other)]
 
 
@@ -381,5 +389,5 @@ async def test_two_publishers_of_one_price_agree_or_one_is_refused(desk: FactsDe
         lambda c: publish_price(c, price("p2", ["items=80"], "usd"), by=BY),
         lambda c: publish_price(c, price("p2", [other], "usd"), by=BY),
     )
-    assert outcome is expected or isinstance(outcome, expected)
+    assert isinstance(outcome, PriceConflict) if expected is PriceConflict else outcome.created is False
     assert len(desk.told()) == 1

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -20,7 +21,8 @@ from infra.settings import operator_settings
 from schemas.codec import decode, encode
 from schemas.facts import SchemaPublished
 from schemas.lockfile import LockedSchema, locked_schemas
-from schemas.topics import SCHEMAS, Topic, all_topics
+from schemas.topics import SCHEMAS, Topic, all_topics, requests_topic
+from tests.integration.blob_desk import Bucket
 from tests.processes import ROOT
 from tests.unit.infra.test_schema_publish import published
 
@@ -83,7 +85,9 @@ async def test_it_makes_everything_says_so_and_finds_nothing_to_do_the_second_ti
         "schemas": IDS,
         "migrations": [],
         "bucket_created": False,
+        "blobs_expire": False,
         "drift": [],
+        "unknown_schemas": [],
     }
     assert run(fresh, "--check", status=0).stdout == "nothing is missing\n"
     assert await provision(settings) == Provisioned()
@@ -98,6 +102,26 @@ async def test_it_makes_everything_says_so_and_finds_nothing_to_do_the_second_ti
     )
     newest = max(locked_schemas(), key=lambda s: s.id)
     assert json.loads(log[-1][2].definition) == newest.definition()
+    await put_schema(fresh, published(newest, schema_id=900, version=99))
+    noted = run(fresh, "--check", status=0).stdout
+    assert f"note: the log has schema id 900 ({newest.subject} version 99)" in noted
+
+
+async def test_the_end_of_large_tensors_is_looked_at_too(env: dict[str, str]) -> None:
+    bucket = Bucket({**env, "INFERLOG_S3_BUCKET": f"rules-{uuid4().hex[:12]}"})
+    own = operator_settings({**env, "INFERLOG_S3_BUCKET": bucket.store.bucket})
+    assert await examine(own) == Provisioned(bucket_created=True, blobs_expire=True)
+    bucket.store.create_bucket()
+    assert await examine(own) == Provisioned(blobs_expire=True)
+    assert await provision(own) == Provisioned(blobs_expire=True)
+    (rule,) = bucket.rules()
+    assert rule["Expiration"]["Days"] * 86_400_000 > requests_topic().retention_ms + 7 * 86_400_000, "a segment more"
+    assert await examine(own) == Provisioned() == await provision(own)
+    bucket.set_rules([{**rule, "Expiration": {"Days": 3}}])
+    looked = await examine(own)
+    assert [(d.setting, d.declared, d.found) for d in looked.drift] == [("expiration days", "48", "3 (Enabled)")]
+    assert looked == await provision(own)
+    bucket.drop()
 
 
 async def test_several_at_once_put_each_schema_on_the_log_once(env: dict[str, str]) -> None:
@@ -167,8 +191,8 @@ async def test_an_id_with_two_meanings_stops_everything(env: dict[str, str]) -> 
     await put_schema(fresh, published(other, schema_id=mine.id))
     for options in ((), ("--check",)):
         refused = run(fresh, *options, status=1)
-        assert f"Error: schema id {mine.id} is {mine.record} version" in refused.stderr
-        assert f"{other.record} version" in refused.stderr
+        assert f"Error: two branches used id {mine.id}: " in refused.stderr
+        assert f"the log has id {mine.id} as {other.subject} version" in refused.stderr
         assert "No schema was published" in refused.stderr
     assert len(await on_log(fresh)) == 1
     async with open_admin(settings.kafka) as admin:

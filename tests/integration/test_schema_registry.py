@@ -271,6 +271,23 @@ def test_the_page_for_analysts_works_as_written(office: Office) -> None:
     for topic, found in office.written.items():
         assert told["records"][topic] >= len(found)
 
+    # Records that are none end nothing: they are counted, and each is named with its place.
+    usage_topic = USAGE.in_namespace(office.namespace).name
+    unknown = b"\x00\x00\x00\x27\x0f" + office.written[usage_topic][0][0][5:]
+    run_apart(put(office.env, [(usage_topic, broken) for broken in (b"no record", unknown, b"")]))
+    done = in_shell(office, look_at_all)
+    assert json.loads(done.stdout) == {**told, "undecodable": 3}
+    assert done.returncode == 1
+    assert len(re.findall(rf"^{re.escape(usage_topic)} partition \d offset \d+: ", done.stderr, re.MULTILINE)) == 3
+    assert len(done.stderr.splitlines()) == 3, done.stderr
+    for arguments, words in (
+        ("", "expected BOOTSTRAP REGISTRY_URL"),
+        ('"$BROKERS" http://127.0.0.1:1', "the registry at http://127.0.0.1:1 does not answer"),
+    ):
+        failed = in_shell(office, f"python docs/read_every_topic.py {arguments}")
+        assert (failed.returncode, len(failed.stderr.splitlines())) == (1, 1), failed.stderr
+        assert words in failed.stderr
+
     (writing,) = blocks(page, "Python", language="python")
     value, record = office.written[USAGE.in_namespace(office.namespace).name][0]
     names = {"REGISTRY": office.registry_url, "record": record}
@@ -317,8 +334,15 @@ def blocks(page: str, section: str, *, language: str = "console") -> list[str]:
 
 def shell(office: Office, commands: str) -> str:
     """What commands of the page print."""
+    done = in_shell(office, commands)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def in_shell(office: Office, commands: str) -> subprocess.CompletedProcess[str]:
+    """Commands as somebody types them."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
+    return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", commands],
         cwd=ROOT,
         env={**os.environ, "PATH": path, "BROKERS": office.bootstrap, "REGISTRY": office.registry_url},
@@ -327,5 +351,3 @@ def shell(office: Office, commands: str) -> str:
         timeout=60,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout

@@ -64,6 +64,30 @@ def test_publishing_stores_registers_and_routes_and_twice_is_once(
     }
 
 
+def test_publishing_keeps_the_terms_of_the_route_and_says_what_it_was(
+    env: dict[str, str], call: Any, tmp_path: Path
+) -> None:
+    rows(env, "INSERT INTO prices (price_id, meter, amount_micros, currency) VALUES ('v2', 'items', 80, 'usd')")
+    old, new = (str(constant_bundle(tmp_path / str(n), float(n))) for n in (1, 2))
+    version = json.loads(call("publish", "m", old, "--json").output)["version"]
+    assert "(was spread 2, price 'standard-v1')" in call("route", "m", version, "--spread", "4", "--price", "v2").output
+    again = call("publish", "m", old).output
+    assert f"m: already routed to version {version}, pool 'default', spread 4, price 'v2'\n" in again
+    moved = call("publish", "m", new)
+    assert f"pool 'default', spread 4, price 'v2' (was version {version})\n" in moved.output
+    assert rows(env, "SELECT pool, spread, price_id FROM routes") == [
+        {"pool": "default", "spread": 4, "price_id": "v2"}
+    ]
+    repriced = json.loads(call("publish", "m", new, "--price", "standard-v1", "--json").output)
+    assert (repriced["route_changed"], repriced["price_id"]) == (True, "standard-v1")
+    assert repriced["previous_route"] == {
+        "version": repriced["version"],
+        "pool": "default",
+        "spread": 4,
+        "price_id": "v2",
+    }
+
+
 def test_a_route_is_moved_by_a_prefix_and_keeps_its_pool(env: dict[str, str], call: Any, tmp_path: Path) -> None:
     first = json.loads(call("publish", "m", str(constant_bundle(tmp_path / "1", 1.0)), "--json").output)["version"]
     second = json.loads(call("publish", "m", str(constant_bundle(tmp_path / "2", 2.0)), "--no-route", "--json").output)[
@@ -84,6 +108,8 @@ def test_a_route_is_moved_by_a_prefix_and_keeps_its_pool(env: dict[str, str], ca
         (("publish", "../m", "{bundle}"), "expected 1 to 100 letters"),
         (("publish", "m", "{bundle}", "--price", "free"), "price 'free' does not exist"),
         (("publish", "m", "{bundle}", "--pool", "gpu-b"), "inferlog provision --pool gpu-b"),
+        (("publish", "m", "{bundle}", "--pool", ""), "--pool: expected the name of a pool"),
+        (("route", "m", "beef", "--pool", "GPU A"), "--pool: expected the name of a pool"),
         (("publish", "m", "{bundle}", "--spread", "9"), "9 is not in the range"),
         (("publish", "m", "{empty}"), "expected a bundle folder with model.json"),
     ],

@@ -69,8 +69,9 @@ Inbox.commit = nothing
 # The mechanisms removed.
 WITHOUT_RECOVERY = """
 from gpu_worker.inheritance import Inheritance
+from gpu_worker.recovery import FirstResults
 async def nothing(self, consumer, spans):
-    return {}
+    return FirstResults()
 Inheritance.first_results = nothing
 """
 WITHOUT_TIME_RULE = """

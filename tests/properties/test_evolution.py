@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.codec import Codec, DecodeError, encode, fingerprint
-from schemas.evolution import Version, may_follow
+from schemas.codec import Codec, DecodeError, encode
 from schemas.facts import RECORD_TYPES, SchemaPublished
+from schemas.frame import fingerprint
+from schemas.gate.evolution import Version, may_follow
 from schemas.ids import schema_id_event
 from schemas.lockfile import locked_schemas, versions_of
 from tests.strategies import records, records_of

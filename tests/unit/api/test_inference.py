@@ -20,7 +20,7 @@ from api.errors import (
     TooLarge,
     Unavailable,
 )
-from api.inference import Inference, failure
+from api.inference import Answer, Inference, failure
 from api.large_tensors import LargeTensors
 from api.request_log import RequestLog
 from api.results import Results
@@ -112,6 +112,11 @@ async def running(desk: Desk, *, deadline_s: float = 20.0) -> AsyncIterator[tupl
         await listening
 
 
+async def run(inference: Inference, desk: Desk) -> Answer:
+    async with inference.run(desk.world, new_request_id(), None) as answer:
+        return answer
+
+
 def ended(**changes: Any) -> Callable[[InferenceRequested], InferenceFinished]:
     return lambda record: finished(record, **changes)
 
@@ -158,7 +163,7 @@ async def test_whatever_the_end_once_tokens_were_taken_the_caller_hears_what_is_
     end(desk)
     async with running(desk) as (inference, gate):
         with pytest.raises(ApiError) as refused:
-            await inference.run(desk.world, new_request_id(), None)
+            await run(inference, desk)
         assert set(refused.value.headers) >= RATE_HEADERS
         assert (desk.results.waiting, gate.in_flight) == (0, 0)
 
@@ -168,13 +173,13 @@ async def test_callers_that_hang_up_leave_nothing_behind() -> None:
     desk = Desk()
     async with running(desk) as (inference, gate):
         desk.world.script.hold.clear()
-        charged = [asyncio.ensure_future(inference.run(desk.world, new_request_id(), None)) for _ in range(30)]
+        charged = [asyncio.ensure_future(run(inference, desk)) for _ in range(30)]
         await eventually(lambda: gate.in_flight == 30)
         for call in charged:
             call.cancel()
         await asyncio.wait(charged)
         desk.world.script.hold.set()
-        waiting = [asyncio.ensure_future(inference.run(desk.world, new_request_id(), None)) for _ in range(100)]
+        waiting = [asyncio.ensure_future(run(inference, desk)) for _ in range(100)]
         await eventually(lambda: desk.results.waiting == 100)
         for call in waiting:
             call.cancel()
@@ -182,7 +187,7 @@ async def test_callers_that_hang_up_leave_nothing_behind() -> None:
         assert all(call.cancelled() for call in (*charged, *waiting))
         assert (desk.results.waiting, gate.in_flight) == (0, 0)
         desk.ends = ended()
-        assert (await inference.run(desk.world, new_request_id(), None)).finished.outcome is Outcome.SUCCEEDED
+        assert (await run(inference, desk)).finished.outcome is Outcome.SUCCEEDED
 
 
 async def test_large_inputs_are_in_the_store_before_the_log_has_their_request() -> None:
@@ -191,11 +196,11 @@ async def test_large_inputs_are_in_the_store_before_the_log_has_their_request() 
     desk.store.open.clear()
     desk.ends = ended()
     async with running(desk) as (inference, _):
-        call = asyncio.ensure_future(inference.run(desk.world, new_request_id(), None))
+        call = asyncio.ensure_future(run(inference, desk))
         await eventually(lambda: desk.store.calls)
         assert desk.published == []
         desk.store.open.set()
-        await call
+        assert (await call).is_large, "its outputs are more than nothing too"
         (record,) = desk.published
         assert [t.blob.key for t in record.inputs if t.blob] == list(desk.store.objects)
 
@@ -208,11 +213,11 @@ async def test_without_the_store_the_record_carries_its_inputs_and_is_refused_on
     desk.store.away = True
     desk.ends = ended()
     async with running(desk) as (inference, _):
-        await inference.run(desk.world, new_request_id(), None)
+        await run(inference, desk)
         assert [t.blob for t in desk.published[0].inputs] == [None]
         desk.fails = TooLarge("9 MB")
         with pytest.raises(Unavailable, match="was not accepted") as refused:
-            await inference.run(desk.world, new_request_id(), None)
+            await run(inference, desk)
         assert refused.value.code == "large_inputs_away"
         assert "Retry-After" in refused.value.headers
 
@@ -232,13 +237,14 @@ async def test_outputs_are_fetched_and_told_when_they_cannot_be(
 
     desk.ends = ends
     async with running(desk) as (inference, gate):
-        answer = await inference.run(desk.world, new_request_id(), None)
+        answer = await run(inference, desk)
         assert answer.finished.outputs == finished().outputs
+        assert not answer.is_large
         desk.store.away = away
         desk.store.objects = desk.store.objects if away else Forgetful()
         desk.world.timeout_s = 0.1 if away else None
         with pytest.raises(kind) as refused:
-            await inference.run(desk.world, new_request_id(), None)
+            await run(inference, desk)
         assert set(refused.value.headers) >= RATE_HEADERS
         assert (desk.results.waiting, gate.in_flight) == (0, 0)
 

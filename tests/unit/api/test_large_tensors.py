@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -32,12 +33,17 @@ def referring(store: FakeBlobStore) -> InferenceFinished:
     return replace(whole, outputs=carried)
 
 
+async def told(large: LargeTensors, result: InferenceFinished, *, within_s: float = 5) -> InferenceFinished:
+    async with large.whole(result, within_s=within_s) as whole:
+        return whole
+
+
 async def test_small_requests_and_results_never_touch_the_store(store: FakeBlobStore) -> None:
     store.away = True
     large = LargeTensors(claim_check(store))
     record, result = requested(), finished()
     assert await large.hand_in(record) is record
-    assert await large.redeem(result, within_s=5) is result
+    assert await told(large, result) is result
     assert store.calls == []
 
 
@@ -68,7 +74,7 @@ async def test_inputs_above_the_bound_are_refused(store: FakeBlobStore) -> None:
 
 
 async def test_a_result_comes_whole(store: FakeBlobStore) -> None:
-    assert (await LargeTensors(claim_check(store)).redeem(referring(store), within_s=5)).outputs == (LARGE,)
+    assert (await told(LargeTensors(claim_check(store)), referring(store))).outputs == (LARGE,)
 
 
 async def test_a_lost_or_altered_output_is_told_with_the_request_and_what_it_cost(store: FakeBlobStore) -> None:
@@ -77,10 +83,10 @@ async def test_a_lost_or_altered_output_is_told_with_the_request_and_what_it_cos
     (key,) = store.objects
     store.objects[key] = b"\x02" * 2000
     with pytest.raises(ResultLost) as altered:
-        await large.redeem(result, within_s=5)
+        await told(large, result)
     del store.objects[key]
     with pytest.raises(ResultLost) as lost:
-        await large.redeem(result, within_s=5)
+        await told(large, result)
     assert [e.value.code for e in (altered, lost)] == ["output_altered", "output_lost"]
     for error in (altered.value, lost.value):
         assert error.status == 502
@@ -93,6 +99,49 @@ async def test_an_output_in_a_store_that_stays_away_is_told_as_such(store: FakeB
     result = referring(store)
     store.away = True
     with pytest.raises(AnswerLost, match=f"request {result.request_id} has run and is billed") as away:
-        await LargeTensors(claim_check(store)).redeem(result, within_s=0.01)
+        await told(LargeTensors(claim_check(store)), result, within_s=0.01)
     assert (away.value.status, away.value.code) == (503, "outputs_away")
     assert away.value.headers["x-should-retry"] == "false"
+
+
+async def test_large_answers_wait_for_room_until_others_are_told_and_no_longer_than_their_deadline(
+    store: FakeBlobStore,
+) -> None:
+    large = LargeTensors(claim_check(store), room_bytes=3000)
+    first, second = referring(store), referring(store)
+    carried = finished(outputs=(LARGE,))  # as while the store is away
+    async with large.whole(first, within_s=5):
+        for waits in (second, carried):
+            with pytest.raises(AnswerLost, match="has run and is billed, but other large answers") as crowded:
+                await told(large, waits, within_s=0.01)
+            assert (crowded.value.status, crowded.value.code) == (503, "outputs_crowded")
+            assert crowded.value.headers["x-should-retry"] == "false"
+        waiting = asyncio.create_task(told(large, second, within_s=60))
+        assert (await told(large, finished(), within_s=0)).outputs, "small ones do not wait"
+        assert not waiting.done()
+    assert (await waiting).outputs == (LARGE,)
+    assert large.is_large_answer(await told(large, carried))
+
+
+async def test_room_comes_back_from_answers_that_fail(store: FakeBlobStore) -> None:
+    large = LargeTensors(claim_check(store), room_bytes=2000)
+    result = referring(store)
+    kept = dict(store.objects)
+    store.objects.clear()
+    with pytest.raises(ResultLost):
+        await told(large, result)
+    store.objects.update(kept)
+    with pytest.raises(RuntimeError):
+        async with large.whole(result, within_s=5):
+            raise RuntimeError("while it is told")
+    assert (await told(large, result)).outputs == (LARGE,)
+
+
+async def test_a_result_that_names_more_than_any_may_take_is_refused_without_a_wait(store: FakeBlobStore) -> None:
+    result = referring(store)
+    (output,) = result.outputs
+    assert output.blob is not None
+    huge = replace(output, blob=replace(output.blob, size_bytes=LARGEST_BYTES * 10))
+    with pytest.raises(ResultLost) as refused:
+        await told(LargeTensors(claim_check(store)), replace(result, outputs=(huge,)), within_s=60)
+    assert refused.value.code == "output_altered"

@@ -23,8 +23,8 @@ from api.routes import ROUTES
 from api.services import CATALOGUE, TURNS, VERSIONS
 from api.surfaces.schema_candidates import MAX_BODY_BYTES, objections
 from api.turns import MAX_WAITING, Turns
-from schemas.codec import fingerprint
 from schemas.facts import SchemaPublished
+from schemas.frame import fingerprint
 from schemas.lockfile import locked_schemas
 from schemas.topics import all_topics
 from tests.factories import NOON
@@ -192,6 +192,8 @@ async def test_schemas_by_every_way(registrar: Registrar) -> None:
 
 
 OWN = {"schema": json.dumps(locked_schemas()[2].definition())}
+# A published schema with an attribute that means nothing and that no recursion gets to the end of.
+OVERLADEN = OWN["schema"][:-1] + ', "x": ' + "[" * 1000 + "]" * 1000 + "}"
 CHECK = f"/compatibility/subjects/{USAGE_SUBJECT}/versions"
 
 
@@ -222,7 +224,10 @@ CHECK = f"/compatibility/subjects/{USAGE_SUBJECT}/versions"
         ("POST", f"/subjects/{USAGE_SUBJECT}", {"schema": {}}, 422, 42201, "found object"),
         ("POST", f"/subjects/{USAGE_SUBJECT}", {"schema": "record"}, 422, 42201, "JSON text"),
         ("POST", f"/subjects/{USAGE_SUBJECT}", {"schema": '{"type": "recrod"}'}, 422, 42201, "valid Avro"),
-        ("POST", f"/subjects/{USAGE_SUBJECT}", {"schema": "[" * 900 + "]" * 900}, 404, 40403, "bytes"),
+        ("POST", f"/subjects/{USAGE_SUBJECT}", {"schema": "[" * 90 + "]" * 90}, 404, 40403, "bytes"),
+        ("POST", f"/subjects/{USAGE_SUBJECT}", {"schema": "[" * 101 + "]" * 101}, 422, 42201, "at most 100"),
+        ("POST", f"/subjects/{USAGE_SUBJECT}", {"schema": OVERLADEN}, 422, 42201, "at most 100"),
+        ("POST", CHECK, {"schema": OVERLADEN}, 422, 42201, "at most 100"),
         ("POST", f"/subjects/{USAGE_SUBJECT}", {"schema": "[" * 9000 + "]" * 9000}, 422, 42201, "JSON text"),
         ("POST", f"/subjects/{USAGE_SUBJECT}", {**OWN, "schemaType": "PROTOBUF"}, 422, 42201, "'AVRO'"),
         ("POST", f"/subjects/{USAGE_SUBJECT}", {**OWN, "references": [{}]}, 422, 42201, "references"),

@@ -15,7 +15,9 @@ from gpu_worker.errors import InputAltered, InputLost, ItemError, MachineError
 from schemas.claims import LARGEST_BYTES, checked_in
 from schemas.records import InferenceFinished, InferenceRequested, Outcome
 from schemas.tensors import Blob, Tensor
+from schemas.topics import RESULTS
 from tests.blob_store import FakeBlobStore, claim_check
+from tests.conditions import eventually
 from tests.factories import finished, requested
 
 LARGE = Tensor(name="large", datatype="UINT8", shape=(1, 2000), data=b"\x01" * 2000)
@@ -116,3 +118,21 @@ async def test_outputs_above_the_bound_are_a_failure_that_is_not_billed(store: F
     failed = (await LargeTensors(claim_check(store)).hand_in(end(finished(outputs=(huge,))), left_s=5)).finished
     assert (failed.outcome, failed.error_code) == (Outcome.FAILED, "result_too_large")
     assert (failed.outputs, failed.quantities, store.calls) == ((), {}, [])
+
+
+async def test_outputs_that_the_log_does_not_take_wait_for_their_turn_until_the_deadline(
+    store: FakeBlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_worker.claims.KEEP_WITHIN_S", 0.01)
+    large = LargeTensors(claim_check(store, patience_s=60))
+    store.open.clear()
+    others = [asyncio.create_task(large.hand_in(end(finished(outputs=(LARGE,))), left_s=60)) for _ in range(4)]
+    await eventually(lambda: len(store.calls) == 4)
+    await asyncio.gather(*others)
+    data = bytes(RESULTS.max_message_bytes + 1)
+    too_large = end(finished(outputs=(Tensor(name="y", datatype="UINT8", shape=(len(data),), data=data),)))
+    waiting = asyncio.create_task(large.hand_in(too_large, left_s=60))
+    await large.hand_in(end(finished(outputs=(LARGE,))), left_s=60)  # gives up, and is carried
+    assert not waiting.done()
+    store.open.set()
+    assert (await waiting).finished.outputs[0].blob is not None

@@ -16,6 +16,7 @@ from gpu_worker.recovery import SLACK_MS, FirstResults, Recorded, inherited
 from schemas.codec import encode
 from schemas.records import InferenceRequested, Outcome
 from tests.factories import NOON, finished, requested
+from tests.newer_writer import NewerWriter, forgetful
 
 
 @pytest.mark.parametrize(
@@ -54,10 +55,10 @@ def test_the_first_result_of_each_request_is_found_and_nothing_else() -> None:
     mine, open_, foreign = requested(), requested(), requested()
     first, second = encode(finished(mine, outcome=Outcome.EXPIRED)), encode(finished(mine))
     results = FirstResults()
-    results.look_for(mine.request_id.bytes, 70_000)
-    results.look_for(open_.request_id.bytes, 60_000)
-    results.look_for(b"k", 1)
-    results.look_for(None, 1)
+    results.look_for(mine.request_id.bytes, 70_000, partition=0)
+    results.look_for(open_.request_id.bytes, 60_000, partition=1)
+    results.look_for(b"k", 1, partition=2)
+    results.look_for(None, 1, partition=2)
     assert results.since_ms == 60_000 - SLACK_MS
     results.offer(foreign.request_id.bytes, encode(finished(foreign)))
     results.offer(mine.request_id.bytes, b"not a record")
@@ -67,6 +68,28 @@ def test_the_first_result_of_each_request_is_found_and_nothing_else() -> None:
     assert set(results.found) == {mine.request_id.bytes}
     recorded = results.found[mine.request_id.bytes]
     assert (recorded.framed, recorded.finished.outcome) == (first, Outcome.EXPIRED)
+    assert results.unlearnt == frozenset()
+
+
+def test_results_of_unknown_schemas_count_in_their_place_once_it_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec, writer = forgetful(), NewerWriter(finished())
+    monkeypatch.setattr("gpu_worker.recovery.decode", codec.decode)
+    mine, nowhere, known = requested(), requested(), requested()
+    results = FirstResults()
+    for request, partitions in ((mine, (3, 5)), (nowhere, (70,)), (known, (1,))):
+        for partition in partitions:
+            results.look_for(request.request_id.bytes, 1, partition=partition)
+    first = writer.write(encode(finished(mine, outcome=Outcome.EXPIRED)))
+    for value in (first, encode(finished(mine))):
+        results.offer(mine.request_id.bytes, value)
+    results.offer(nowhere.request_id.bytes, NewerWriter(finished(), schema_id=4712).write(encode(finished(nowhere))))
+    results.offer(known.request_id.bytes, encode(finished(known)))
+    assert (set(results.found), results.unlearnt) == ({known.request_id.bytes}, {3, 5, 70})
+    codec.learn(writer.published)
+    results.look_again()
+    assert set(results.found) == {known.request_id.bytes, mine.request_id.bytes}
+    assert results.found[mine.request_id.bytes].framed == first
+    assert results.unlearnt == frozenset()
 
 
 def test_nothing_looked_for_is_nothing_to_read() -> None:

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from infra import commands
 from infra.provision import Provisioned
-from infra.schema_publish import SchemaConflict
+from infra.schema_publish import SchemaConflict, UnknownHere
 from infra.topic_plan import Drift, Growth
 from schemas.topics import all_topics
 
@@ -51,6 +51,25 @@ def test_a_check_says_what_would_be_done_and_exits_3(run: Callable[..., Any]) ->
     ]
     done = run(Provisioned(), "--check")
     assert (done.exit_code, done.output) == (0, "nothing is missing\n")
+
+
+def test_a_schema_that_only_the_log_has_is_a_note_and_no_drift(run: Callable[..., Any]) -> None:
+    newer = Provisioned(unknown_schemas=[UnknownHere(schema_id=16, subject="inference.usage.v1-value", version=2)])
+    for options in ((), ("--check",)):
+        done = run(newer, *options)
+        assert done.exit_code == 0
+        assert "note: the log has schema id 16 (inference.usage.v1-value version 2)" in done.output
+    assert json.loads(run(newer, "--json").output)["unknown_schemas"][0]["schema_id"] == 16
+
+
+@pytest.mark.parametrize("pool", ["", "GPU A", "a.b", "a" * 41])
+def test_a_name_that_no_pool_may_have_is_refused(run: Callable[..., Any], pool: str) -> None:
+    for done in (
+        run(Provisioned(), "--pool", pool, "--check"),
+        CliRunner().invoke(commands.topics, ["list", "--pool", pool]),
+    ):
+        assert done.exit_code == 2
+        assert "'--pool': expected the name of a pool: 1 to 40 of a-z, 0-9 and '-'" in " ".join(done.output.split())
 
 
 def test_what_was_done_is_no_failure_and_drift_is(run: Callable[..., Any]) -> None:

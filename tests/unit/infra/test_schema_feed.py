@@ -10,8 +10,9 @@ import pytest
 
 from infra.kafka import BusUnavailable
 from infra.schema_feed import SchemaFeed, teach
-from schemas.codec import Codec, UnknownSchema, encode, fingerprint
+from schemas.codec import Codec, UnknownSchema, encode
 from schemas.facts import SchemaPublished
+from schemas.frame import fingerprint
 from schemas.lockfile import locked_schemas
 from schemas.records import UsageRecorded
 from tests.conditions import eventually

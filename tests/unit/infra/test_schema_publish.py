@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from infra.schema_publish import SchemaConflict, unpublished
+from infra.schema_publish import Compared, SchemaConflict, UnknownHere, compare
 from schemas.codec import encode
 from schemas.facts import SchemaPublished
 from schemas.lockfile import LockedSchema, locked_schemas, versions_of
@@ -39,9 +39,13 @@ def published(schema: LockedSchema, **changes: object) -> SchemaPublished:
     return SchemaPublished(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def missing(*records: SchemaPublished | bytes) -> list[int]:
+def compared(*records: SchemaPublished | bytes) -> Compared:
     log = [Record(r if isinstance(r, bytes) else encode(r), offset=n) for n, r in enumerate(records)]
-    return [s.id for s in unpublished(LOCKED, log, topic="inference.schemas.v1")]
+    return compare(LOCKED, log, topic="inference.schemas.v1")
+
+
+def missing(*records: SchemaPublished | bytes) -> list[int]:
+    return [s.id for s in compared(*records).missing]
 
 
 def test_only_what_the_log_lacks_is_missing() -> None:
@@ -52,30 +56,50 @@ def test_only_what_the_log_lacks_is_missing() -> None:
 
 
 def test_ids_that_only_the_log_has_are_a_newer_releases() -> None:
-    assert missing(*(published(s) for s in LOCKED), published(replace(LOCKED[0], id=900))) == []
+    newer = [published(LOCKED[0], schema_id=900 - n, version=20 + n) for n in range(2)]
+    found = compared(*(published(s) for s in LOCKED), *newer, newer[0])
+    subject = LOCKED[0].subject
+    assert list(found.missing) == []
+    assert found.unknown_here == [
+        UnknownHere(schema_id=899, subject=subject, version=21),
+        UnknownHere(schema_id=900, subject=subject, version=20),
+    ]
+
+
+def test_a_version_of_a_subject_that_the_log_has_under_another_id_is_refused() -> None:
+    mine = LOCKED[-1]
+    with pytest.raises(SchemaConflict) as refused:
+        missing(published(replace(mine, id=41)))
+    words = str(refused.value)
+    assert f"two branches used version {mine.version} of {mine.subject}: " in words
+    assert f"has id {mine.id} as {mine.subject}" in words
+    assert f"the log has id 41 as {mine.subject}" in words
+    assert words.endswith("inferlog schemas add --id 42")
 
 
 def test_one_id_for_two_schemas_is_refused_and_names_both() -> None:
     mine, other = LOCKED[2], LOCKED[3]
-    newer = published(LOCKED[0], schema_id=41)
+    newer = published(LOCKED[0], schema_id=41, version=9)
     with pytest.raises(SchemaConflict) as refused:
         missing(newer, published(other, schema_id=mine.id))
     words = str(refused.value)
-    assert f"schema id {mine.id} is {mine.record} version 1 (fingerprint {mine.fingerprint})" in words
-    assert f"{other.record} version 1 (fingerprint {other.fingerprint}) at offset 1" in words
-    assert "give the schema of this branch a free id, 42 or higher" in words
+    assert f"two branches used id {mine.id}: " in words
+    assert f"has id {mine.id} as {mine.subject} version 1 (fingerprint {mine.fingerprint})" in words
+    assert f"id {mine.id} as {other.subject} version 1 (fingerprint {other.fingerprint}) (offset 1 of " in words
+    assert "inferlog down --wipe" in words
+    assert words.endswith("inferlog schemas add --id 42")
 
 
 @pytest.mark.parametrize("changes", [{"version": 7}, {"subject": "other-value"}, {"definition": "{}"}])
 def test_everything_said_of_a_schema_is_compared(changes: dict[str, object]) -> None:
-    with pytest.raises(SchemaConflict, match=f"schema id {LOCKED[0].id} "):
+    with pytest.raises(SchemaConflict, match=f"two branches used id {LOCKED[0].id}: "):
         missing(published(LOCKED[0], **changes))
 
 
 def test_another_default_alone_is_told_as_such() -> None:
     definition = LOCKED[0].definition()
     definition["doc"] = "something else"
-    with pytest.raises(SchemaConflict, match="the same with another subject, or another text of docs and defaults"):
+    with pytest.raises(SchemaConflict, match="the log has the same with another text of docs and defaults"):
         missing(published(LOCKED[0], definition=json.dumps(definition)))
 
 

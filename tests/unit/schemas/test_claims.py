@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from schemas.claims import BlobAltered, blob_bytes, checked_in, data_bytes, leaving, redeemed
+from schemas.claims import BlobAltered, blob_bytes, checked_in, data_bytes, leaving, redeemed, require_own
 from schemas.codec import decode, encode
 from schemas.records import InferenceRequested
 from schemas.tensors import Blob, Tensor
@@ -73,3 +73,15 @@ def test_the_right_bytes_of_another_shape_are_refused_too() -> None:
     assert carried.blob is not None
     with pytest.raises(BlobAltered, match="needs 1999 bytes, found 2000"):
         redeemed(replace(carried, shape=(1, 1999)), carried.blob, kept[carried.blob.key])
+
+
+@pytest.mark.parametrize("forged", [{"key": "models/secret"}, {"key": "blobs/"}, {"sha256": "0" * 64}])
+def test_a_blob_lies_where_its_requests_do_or_is_refused(forged: dict[str, str]) -> None:
+    (carried,), _ = checked_in([tensor("large", 2000)], ID, inline_bytes=0)
+    assert carried.blob is not None
+    require_own(carried, ID)
+    require_own(tensor("small", 1), ID)
+    with pytest.raises(BlobAltered, match="tensor 'large': expected a key blobs/"):
+        require_own(replace(carried, blob=replace(carried.blob, **forged)), ID)  # type: ignore[arg-type]
+    with pytest.raises(BlobAltered):
+        require_own(carried, UUID(int=8))

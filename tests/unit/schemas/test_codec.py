@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+import json
 import struct
+import sys
+from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import fastavro
 import pytest
 
-from schemas.codec import DecodeError, EncodeError, decode, encode
-from schemas.ids import dead_letter_id
-from schemas.lockfile import locked_schemas
+from schemas.codec import Codec, DecodeError, EncodeError, UnknownSchema, decode, encode
+from schemas.facts import SchemaPublished
+from schemas.frame import fingerprint
+from schemas.ids import dead_letter_id, schema_id_event
+from schemas.lockfile import LockfileError, latest, locked_schemas
+from schemas.plain import to_plain
 from schemas.records import DeadLetter, InferenceFinished, InferenceRequested, UsageRecorded
 from tests.factories import NOON, finished, requested, usage
 
@@ -80,3 +87,57 @@ def test_a_value_that_does_not_fit_is_refused_when_encoding() -> None:
         encode(usage(quantities={"items": 2**63}))
     with pytest.raises(EncodeError, match="UsageRecorded"):
         encode(usage(quantities={"items": "two"}))
+
+
+NEWER = latest(UsageRecorded.SCHEMA).definition()
+
+
+def announced(definition: Any, record: str = UsageRecorded.SCHEMA) -> SchemaPublished:
+    return SchemaPublished(
+        event_id=schema_id_event(900),
+        occurred_at=NOON,
+        schema_id=900,
+        subject="s",
+        version=2,
+        record=record,
+        fingerprint=fingerprint(definition),
+        definition=json.dumps(definition),
+    )
+
+
+def test_a_schema_is_learnt_once() -> None:
+    codec = Codec(locked_schemas())
+    assert codec.learn(announced(NEWER))
+    assert not codec.learn(announced(NEWER))
+    assert codec.decode(struct.pack(">bI", 0, 900) + encode(usage())[5:], UsageRecorded)
+
+
+@pytest.mark.parametrize(
+    ("definition", "words"),
+    [
+        ({**NEWER, "name": "Other"}, "announced for .*UsageRecorded and defines inferlog.usage.v1.Other"),
+        ({**NEWER, "namespace": "inferlog.other.v1"}, "defines inferlog.other.v1.UsageRecorded"),
+        ("long", "defines"),
+        ([NEWER], "defines"),
+    ],
+    ids=["name", "namespace", "no record", "union"],
+)
+def test_a_schema_of_another_record_is_not_learnt(definition: Any, words: str) -> None:
+    codec = Codec(locked_schemas())
+    with pytest.raises(LockfileError, match=f"schema id 900 on the log .*{words}"):
+        codec.learn(announced(definition))
+    with pytest.raises(UnknownSchema):
+        codec.decode(struct.pack(">bI", 0, 900) + encode(usage())[5:], UsageRecorded)
+
+
+@pytest.mark.parametrize(
+    ("moment", "text"),
+    [
+        (datetime(7, 3, 1, 12, tzinfo=timezone.utc), "0007-03-01T12:00:00.000000Z"),
+        (datetime(2026, 3, 1, 1, 2, 3, 4, tzinfo=timezone(timedelta(hours=2))), "2026-02-28T23:02:03.000004Z"),
+    ],
+)
+def test_a_time_is_iso_text_in_every_year(moment: datetime, text: str) -> None:
+    assert to_plain(moment) == text
+    if sys.version_info >= (3, 11):  # before, it takes no Z
+        assert datetime.fromisoformat(text) == moment

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from schemas import evolution
-from schemas.evolution import Version, avro_refusals, compatibility_messages, may_follow, write
-from schemas.golden import datum_of, golden_body, golden_text
-from schemas.outline import Absent, outline
+from schemas.compatibility import avro_refusals, compatibility_messages
+from schemas.gate import evolution
+from schemas.gate.evolution import Version, may_follow, write
+from schemas.gate.golden import datum_of, golden_body, golden_text
+from schemas.gate.outline import Absent, outline
 
 MICROS = {"type": "long", "logicalType": "timestamp-micros"}
 UUID = {"type": "string", "logicalType": "uuid"}
@@ -220,7 +221,8 @@ FORM: dict[str, tuple[Callable[[Definition], Any], str, str]] = {
     ),
     "no record": (lambda d: (d.clear(), d.update(type="enum", name="E", symbols=["A"])), "", "record"),
     "no such type": (adding(type="strin", default=""), "", "avro"),
-    "a field twice": (adding(name="door", type="string", default=""), "", "avro"),
+    "a field twice": (adding(name="door", type="string", default=""), "door", "names"),
+    "a symbol twice": (lambda d: field(d, "state")["type"]["symbols"].append("SHUT"), "state.SHUT", "names"),
     "no fields": (lambda d: d.pop("fields"), "event_id", "envelope"),
 }
 

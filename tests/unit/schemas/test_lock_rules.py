@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from schemas.catalogue import Catalogue
-from schemas.checkout import Checkout
-from schemas.gate import gate_findings
-from schemas.golden import golden_text
+from schemas.gate.catalogue import Catalogue
+from schemas.gate.check import gate_findings
+from schemas.gate.checkout import Checkout
+from schemas.gate.golden import golden_text
 
 PUBLISHED = Checkout().catalogue()
 LOCK = json.loads(PUBLISHED.lock)
@@ -75,6 +75,11 @@ BROKEN: dict[str, tuple[Catalogue, str, str]] = {
         with_text("avro", USAGE, lambda t: t.replace('"long"', '"lang"')),
         "id 3",
         "published",
+    ),
+    "another version of what teaches versions": (
+        with_lock(lambda e: e.append({**e[13], "id": 99, "version": 2, "file": "schema_published.v2.avsc"})),
+        "SchemaPublished",
+        "never-changes",
     ),
     "a lock that is no JSON": (replace(PUBLISHED, lock="[{"), "schemas.lock.json", "file"),
     "no golden record": (less("golden", "usage_recorded.json"), "id 3", "golden"),
@@ -144,6 +149,11 @@ def test_a_lock_file_that_did_more_than_grow_is_found_by_its_past(name: str) -> 
     findings = gate_findings(with_lock(change), older=[("1234567", LOCK)])
     ours = [f for f in findings if f.rule == "append-only"]
     assert any(record in f.record and "1234567" in f.problem for f in ours), [f.text() for f in findings]
+
+
+def test_a_lock_file_that_cannot_be_read_is_one_finding_whatever_came_before() -> None:
+    (finding,) = gate_findings(replace(PUBLISHED, lock=PUBLISHED.lock[:-3]), older=[("1234567", LOCK)])
+    assert (finding.record, finding.rule) == ("schemas.lock.json", "file")
 
 
 def test_an_entry_may_gain_a_key_and_the_list_new_entries() -> None:

@@ -1,21 +1,22 @@
-"""What no field may carry is refused when it is encoded, with the field's name: every field of every record."""
+"""What no field may carry is refused with the field's name, written or read: every field of every record."""
 
 from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from enum import Enum
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 import pytest
 
-from schemas.codec import EncodeError, decode, encode
+from schemas.codec import DecodeError, EncodeError, decode, encode
 from schemas.facts import RECORD_TYPES, Record
+from schemas.ranges import LONG_MAX
 from schemas.tensors import Tensor
-from tests.factories import usage
+from tests.factories import encode_unchecked, requested, usage
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
 
@@ -76,7 +77,7 @@ def _bad(hint: Any) -> Iterator[Any]:
     elif is_dataclass(hint):
         yield from ({}, "text")
     else:
-        yield from ("SUCCEEDED", 1)
+        yield from ("SUCCEEDED", 1, hint.UNKNOWN)
 
 
 CASES = [
@@ -93,6 +94,86 @@ def test_a_bad_value_is_refused_with_the_fields_name(cls: type[Record], name: st
     encode(good)
     with pytest.raises(EncodeError, match=rf"^{cls.__name__}\.{name}\b.*expected .*, found"):
         encode(replace(good, **{name: bad}))
+
+
+def _careless() -> Iterator[Any]:
+    """Records with one integer that no field of ours may hold and that Avro writes all the same."""
+    for cls in RECORD_TYPES:
+        for path, build, bounds in _integers(cls):
+            for bad in (bounds.low - 1, bounds.high + 1):
+                if -LONG_MAX - 1 <= bad <= LONG_MAX:
+                    yield pytest.param(build(bad), path, bad, id=f"{cls.__name__}.{path}={bad}")
+
+
+def _integers(cls: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Every integer of a record, at every depth: its path, what makes the record with another value, its range."""
+    good = sample(cls)
+    for f in fields(cls):
+        yield from _integers_of(
+            f.name, get_type_hints(cls, include_extras=True)[f.name], lambda v, f=f: replace(good, **{f.name: v})
+        )
+
+
+def _integers_of(path: str, hint: Any, build: Any) -> Iterator[tuple[str, Any, Any]]:
+    hint, _ = _plain_hint(hint)
+    origin = get_origin(hint)
+    if origin is Annotated:
+        yield path, build, get_args(hint)[1]
+    elif origin is tuple:
+        inner = get_args(hint)[0]
+        yield from _integers_of(f"{path}[1]", inner, lambda v: build((_sample(inner), v)))
+    elif origin is not None and issubclass(origin, Mapping):
+        yield f"{path}['items']", lambda v: build({"requests": 1, "items": v}), get_args(get_args(hint)[1])[1]
+    elif is_dataclass(hint) and hint is not Tensor:  # tensors and blobs check themselves when they are made
+        yield from ((f"{path}.{p}", lambda v, b=b: build(b(v)), bounds) for p, b, bounds in _integers(hint))
+
+
+@pytest.mark.parametrize(("record", "path", "bad"), list(_careless()))
+def test_an_integer_of_a_careless_writer_is_refused_with_its_place(record: Record, path: str, bad: int) -> None:
+    with pytest.raises(DecodeError) as refused:
+        decode(encode_unchecked(record), type(record))
+    assert refused.value.reason.startswith(f"{type(record).__name__}.{path}: expected an integer from ")
+    assert f"found {bad} (int)" in refused.value.reason
+
+
+BLOB = {"key": "blobs/x", "sha256": "0" * 64, "size_bytes": 4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"shape": [2, -1]}, r"InferenceRequested\.inputs\[0\]\.shape\[1\]: expected an integer from 0 .*, found -1"),
+        ({"shape": [2**62] * 300_000}, "has 300000 dimensions, expected at most 32"),
+        ({"blob": {**BLOB, "key": ""}}, "a blob has no key"),
+        ({"blob": {**BLOB, "sha256": "0" * 63}}, "blob blobs/x: sha256 is '0{63}', expected 64 hex digits"),
+        ({"blob": {**BLOB, "size_bytes": 0}}, r"inputs\[0\]\.blob\.size_bytes: expected an integer from 1 .*, found 0"),
+    ],
+)
+def test_a_tensor_that_is_none_is_refused_when_it_is_read(changes: dict[str, Any], words: str) -> None:
+    good = requested()
+    tensor: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": [1], "data": b"", "blob": BLOB}
+    assert decode(encode_unchecked(good, inputs=[tensor]), type(good)).inputs[0].blob
+    with pytest.raises(DecodeError, match=words):
+        decode(encode_unchecked(good, inputs=[tensor | changes]), type(good))
+
+
+def test_a_symbol_that_nobody_writes_is_read_all_the_same() -> None:
+    for cls in RECORD_TYPES:
+        good: Any = sample(cls)
+        unknown = {f.name: type(v).UNKNOWN for f in fields(cls) if isinstance(v := getattr(good, f.name), Enum)}
+        record = replace(good, **unknown)
+        assert decode(encode_unchecked(record), cls) == record
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_moment_that_no_reader_could_name_is_refused(hours: int) -> None:
+    """Year 1 east of Greenwich and year 9999 west of it are in years 0 and 10000 in UTC."""
+    zone = timezone(timedelta(hours=hours))
+    at = (datetime.min if hours > 0 else datetime.max).replace(tzinfo=zone)  # noqa: DTZ901
+    with pytest.raises(EncodeError, match="occurred_at: expected a time that is in the years 1 to 9999 in UTC"):
+        encode(replace(usage(), occurred_at=at))
+    record = replace(usage(), occurred_at=at.replace(tzinfo=timezone(-timedelta(hours=hours))))
+    assert decode(encode(record), type(record)) == record
 
 
 def test_a_record_that_was_good_does_not_make_its_like_good() -> None:

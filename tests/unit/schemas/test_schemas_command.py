@@ -3,67 +3,23 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from schemas.checkout import Checkout
-from schemas.commands import schemas
 from schemas.lockfile import parse_lock
+from tests.checkouts import USAGE, call, commit, copy_checkout, edit_lock, files, git, next_usage
 from tests.processes import ROOT
-
-USAGE = "schemas/avro/usage_recorded.avsc"
-REGION = {"name": "region", "type": ["null", "string"], "default": None, "doc": "Where it ran; null before."}
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """A copy of what the command reads, which is no git repository."""
-    for folder in ("avro", "golden"):
-        shutil.copytree(ROOT / "schemas" / folder, tmp_path / "schemas" / folder)
-    shutil.copy(ROOT / "schemas" / "schemas.lock.json", tmp_path / "schemas")
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "pyproject.toml").touch()
-    return tmp_path
-
-
-def git(root: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "commit.gpgsign=false"]
-    done = subprocess.run(["git", "-C", root, *identity, *arguments], capture_output=True, text=True, check=True)
-    return done.stdout
-
-
-def commit(root: Path, words: str) -> None:
-    git(root, "add", "--all")
-    git(root, "commit", "--quiet", "--message", words)
-
-
-def call(root: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(schemas, list(arguments), obj=Checkout(root=root))
-
-
-def files(root: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file() and ".git" not in p.parts}
-
-
-def edit_lock(root: Path, place: int, **changes: Any) -> None:
-    path = root / "schemas" / "schemas.lock.json"
-    entries = json.loads(path.read_text())
-    entries[place].update(changes)
-    path.write_text(json.dumps(entries))
-
-
-def next_usage(root: Path, **changes: Any) -> Path:
-    definition = json.loads((root / USAGE).read_text())
-    definition["fields"].append({**REGION, **changes})
-    path = root / "next.avsc"
-    path.write_text(json.dumps(definition, indent=2))
-    return path
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of what the command reads, which is no git repository; the current folder, too."""
+    monkeypatch.chdir(tmp_path)
+    return copy_checkout(tmp_path)
 
 
 def test_list_shows_every_entry(root: Path) -> None:
@@ -87,7 +43,8 @@ def test_check_compares_with_every_lock_file_of_the_past(root: Path) -> None:
     assert document["past_lock_files"] == 2
     assert [f["rule"] for f in document["findings"]] == ["append-only"]
     # Against the newest commit alone nothing has changed.
-    assert call(root, "check", "--against", "HEAD").exit_code == 0
+    document = json.loads(call(root, "check", "--against", "HEAD", "--json").output)
+    assert [f["rule"] for f in document["findings"]] == ["page"], "which shows the subject"
     done = call(root, "check", "--against", "HEAD~1")
     assert done.exit_code == 1
     assert "subject was 'inference.schemas.v1-value' in HEAD~1" in done.output
@@ -111,6 +68,42 @@ def test_check_does_not_pass_when_git_refuses_to_tell(root: Path) -> None:
     assert "the lock file's past cannot be read: git says" in done.output
 
 
+def test_check_passes_over_a_lock_file_that_was_committed_broken_and_says_so(root: Path) -> None:
+    git(root, "init", "--quiet")
+    commit(root, "first")
+    lock = root / "schemas" / "schemas.lock.json"
+    good = lock.read_bytes()
+    broken = []
+    for text in (b"<<<<<<< ours\n" + good + b"=======\n", b'{"id": 1}', b"[1]", b"\xff"):
+        lock.write_bytes(text)
+        commit(root, "broken")
+        broken.append(git(root, "log", "-1", "--format=%h").strip())
+    lock.write_bytes(good)
+    edit_lock(root, 13, subject="inference.other.v1-value")
+    commit(root, "mended, and an entry changed")
+    document = json.loads(call(root, "check", "--json").output)
+    assert document["past_lock_files"] == 2, "the others are still compared"
+    assert [f["rule"] for f in document["findings"]] == ["append-only"]
+    assert f"no list of entries in {', '.join(reversed(broken))}" in document["note"]
+    assert "note: schemas/schemas.lock.json is no list" in call(root, "check").output
+    done = call(root, "check", "--against", broken[0])
+    assert done.exit_code == 1
+    assert f"--against {broken[0]}: schemas/schemas.lock.json is no list of entries there" in done.output
+
+
+def test_check_says_that_git_gave_no_answer(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git(root, "init", "--quiet")
+    commit(root, "first")
+
+    def never(command: list[str], **options: Any) -> None:
+        raise subprocess.TimeoutExpired(command, options["timeout"])
+
+    monkeypatch.setattr("schemas.gate.checkout.subprocess.run", never)
+    done = call(root, "check")
+    assert done.exit_code == 1
+    assert "Error: the lock file's past cannot be read: git rev-parse gave no answer in 30 s" in done.output
+
+
 def test_check_works_without_git(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     done = call(root, "check")
@@ -128,7 +121,7 @@ def test_check_explains_an_edited_schema_that_the_codec_would_not_even_load(root
 
 
 def test_the_command_loads_without_the_codec_which_would_refuse_to() -> None:
-    code = "import sys, schemas.commands; print('schemas.codec' in sys.modules)"
+    code = "import sys, schemas.gate.commands; print('schemas.codec' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

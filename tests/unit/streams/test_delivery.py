@@ -134,7 +134,7 @@ async def test_a_request_counted_before_digests_were_kept_contradicts_nothing(
         (encode(usage(7))[:-1], "UsageRecorded: "),
         (encode(requested()), "found inferlog.inference.v1.InferenceRequested"),
         (b"x" * (VALUE_MAX_BYTES + 1), "expected UsageRecorded framed"),
-        (usage(7, quantities={"items": -1}), "meter 'items' is -1"),
+        (usage(7, quantities={"items": -1}), "quantities['items']: expected an integer from 0"),
         (usage(7, quantities={}), "quantities: is empty"),
         (usage(7, customer=""), "customer_id: is empty"),
     ],

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from schemas.records import UsageRecorded
-from streams.projections import DIGEST_BYTES, content_digest
+from streams.projections import DIGEST_BYTES, UnfitRecord, check_fit, content_digest
 from tests.unit.streams.usage_samples import usage
 
 R = usage(1)
@@ -47,3 +47,19 @@ def test_the_digest_never_changes_because_tables_hold_it() -> None:
     digest = content_digest(usage(1, customer="é\u2028\x00", minutes=3))
     assert len(digest) == DIGEST_BYTES
     assert digest.hex() == "874846d652842804407db3bf02977f37"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"customer_id": ""}, "customer_id: is empty"),
+        ({"quantities": {}}, "quantities: is empty"),
+        ({"quantities": {"": 1}}, "a meter has an empty name"),
+        # The decoder refuses it before; whoever makes records by other means meets it here.
+        ({"quantities": {"items": -1}}, "meter 'items' is -1"),
+    ],
+)
+def test_what_would_bill_nobody_nothing_or_less_is_unfit(changes: dict[str, object], words: str) -> None:
+    check_fit(R)
+    with pytest.raises(UnfitRecord, match=words):
+        check_fit(replace(R, **changes))

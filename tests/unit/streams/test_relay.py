@@ -6,22 +6,23 @@ import asyncio
 import logging
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from infra.kafka import BusUnavailable
+from infra.kafka import BusUnavailable, TopicPartition
 from infra.kafka_spans import span_from
-from infra.outbox import WaitingFact
+from infra.outbox import Seen, WaitingFact
 from infra.settings import KafkaSettings, PostgresSettings
 from schemas.facts import KeyChange, KeyChanged, PriceBookPublished
 from schemas.headers import EVENT_ID
 from schemas.topics import KEYS, PRICES
 from streams.backfill import in_order, of_key, of_price
 from streams.outbox_commands import problem
-from streams.relay import FIRST_PAUSE_S, LONGEST_PAUSE_S, Relay, event_ids
-from streams.relay_standing import RETRY_S, Standing, next_stride
+from streams.relay import FIRST_PAUSE_S, LONGEST_PAUSE_S, Relay, facts_in
+from streams.relay_standing import LOOK_S, RETRY_S, Standing, next_stride
 from tests.factories import NOON
 from tests.fakes import Clock
 
@@ -57,15 +58,20 @@ def test_the_look_reads_what_is_new_or_all_of_another_topic(known: int, first: i
 
 
 def test_only_records_of_the_relay_are_recognised() -> None:
-    known = uuid4()
+    known, ours = uuid4(), (EVENT_ID, str(uuid4()).encode())
     records: list[Any] = [
-        (),
-        [("inferlog.schema", b"x"), (EVENT_ID, str(known).encode())],
-        [(EVENT_ID, b"no id")],
-        [(EVENT_ID, b"\xff")],
-        [("other", str(uuid4()).encode())],
+        SimpleNamespace(topic="ns.t", partition=0, key=key, value=value, headers=headers)
+        for key, value, headers in [
+            (b"k", b"v", ()),
+            (b"k", b"v", [("inferlog.schema", b"x"), (EVENT_ID, str(known).encode())]),
+            (b"k", b"v", [(EVENT_ID, b"no id")]),
+            (b"k", b"v", [(EVENT_ID, b"\xff")]),
+            (b"k", b"v", [("other", str(uuid4()).encode())]),
+            (None, b"v", [ours]),
+            (b"k", None, [ours]),
+        ]
     ]
-    assert event_ids(records) == [known]
+    assert facts_in(records, {TopicPartition("ns.t", 0): "t"}) == [Seen(known, "t", b"k", b"v")]
 
 
 def test_a_blocked_topic_is_left_out_tried_each_minute_and_said_each_time(caplog: pytest.LogCaptureFixture) -> None:
@@ -89,6 +95,38 @@ def test_a_blocked_topic_is_left_out_tried_each_minute_and_said_each_time(caplog
     standing.retry_blocked()
     standing.did_publish([bad])
     assert (standing.blocked_topics(), standing.figures()["blocked"], standing.published) == ([], {}, 1)
+
+
+def test_a_block_ends_when_nothing_waits_for_its_topic_any_more() -> None:
+    clock = Clock()
+    standing = Standing(clock=clock)
+    standing.block(fact("a"), "too large")
+    standing.nothing_waits()
+    assert standing.figures()["blocked"], "it has not been asked for"
+    clock.now_s += RETRY_S
+    standing.retry_blocked()
+    standing.hold({"a": "unseen"})
+    standing.nothing_waits()
+    standing.hold({})
+    assert standing.figures()["blocked"] == {"a": "position 1: too large"}, "it could not be asked for"
+    standing.nothing_waits()
+    assert (standing.blocked_topics(), standing.figures()["blocked"]) == ([], {})
+
+
+def test_a_held_topic_is_looked_at_again_and_said_each_minute(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    clock = Clock()
+    standing = Standing(clock=clock)
+    assert not standing.must_look()
+    for _ in range(round(RETRY_S / LOOK_S) + 1):
+        standing.hold({"a": "open", "b": "open"})
+        assert not standing.must_look()
+        clock.now_s += LOOK_S
+        assert standing.must_look()
+    assert standing.figures()["blocked"] == {"a": "open", "b": "open"}
+    standing.hold({})
+    assert (standing.must_look(), standing.figures()["blocked"]) == (False, {})
+    assert [r.levelname for r in caplog.records] == ["WARNING"] * 4 + ["INFO"] * 2
 
 
 def test_an_outage_is_said_when_it_comes_and_when_it_goes(caplog: pytest.LogCaptureFixture) -> None:
@@ -139,7 +177,8 @@ def test_a_key_is_told_as_it_was_when_the_outbox_came() -> None:
         "requests_per_s": 1,
         "burst": 1,
         "created_at": NOON,
-        "expires_at": None,
+        "last_created_at": NOON + timedelta(hours=3),  # it was rotated
+        "last_expires_at": NOON + timedelta(hours=7),
         "revoked_at": NOON + timedelta(hours=1),
     }
     told = of_key(row, NOON + timedelta(hours=2))
@@ -147,6 +186,7 @@ def test_a_key_is_told_as_it_was_when_the_outbox_came() -> None:
         (KEYS, "k1", KeyChange.CREATED, None),
         (KEYS, "k1", KeyChange.REVOKED, NOON + timedelta(hours=1)),
     ]
+    assert [f.expires_at for _, _, f in told if isinstance(f, KeyChanged)] == [NOON + timedelta(hours=4)] * 2
     assert len(of_key(row, NOON)) == 1, "revoked by a command that wrote its own fact"
     price = of_price(
         {"price_id": "p", "currency": "usd", "created_at": NOON - timedelta(days=1), "amounts_micros": '{"items": 3}'}

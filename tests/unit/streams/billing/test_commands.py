@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import datetime, timezone
 
 from streams.billing.commands import _comparison_lines, _summary
@@ -39,3 +40,9 @@ def test_a_comparison_shows_names_hours_that_differ_and_what_it_left_out() -> No
     assert differing.split() == ["2026-03-01T12:00Z", "ledger", "10", "stripe", "7"]
     assert rest == ["1 compared, 1 differ", "not compared: 2 sums in hours still open, which are reported later"]
     assert _comparison_lines(Compared(pairs=[], open_sums=0)) == ["0 compared, 0 differ"]
+
+    carried = Difference(key=hour, our_units=10, stripe_units=7, carried_units=3)
+    first, line, last = _comparison_lines(Compared(pairs=[replace(pair, differing=[], carried=[carried])], open_sums=0))
+    assert first.endswith("equal but for what was carried")
+    assert "carried 3: too old for an event, billed by an invoice item" in line
+    assert last == "1 compared, 0 differ"

@@ -7,23 +7,20 @@ content.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, cast
 
-import avro.compatibility
-import avro.schema
 import fastavro
-from fastavro.schema import fingerprint as _fingerprint
-from fastavro.schema import to_parsing_canonical_form
 
-from schemas.changes import change_findings
-from schemas.findings import Finding
-from schemas.house_rules import form_findings
+from schemas.compatibility import avro_refusals, parsed_by_avro
+from schemas.frame import NoSchema, parsed
+from schemas.gate.changes import change_findings
+from schemas.gate.findings import Finding
+from schemas.gate.house_rules import form_findings
+from schemas.gate.outline import Node, SchemaError, outline
 from schemas.lockfile import text_digest
-from schemas.outline import SchemaError, outline
 
 Definition = dict[str, Any]
 
@@ -37,10 +34,6 @@ class Version:
     golden: bytes | None = None
 
 
-class NoSchema(ValueError):
-    """JSON that Avro's libraries, or we, do not take for a schema; the message says why."""
-
-
 class Undecodable(ValueError):
     """Bytes that a schema cannot read; the message says why."""
 
@@ -48,7 +41,8 @@ class Undecodable(ValueError):
 def may_follow(candidate: Version, earlier: Sequence[Version]) -> tuple[Finding, ...]:
     """Why this version may not stand beside those; empty when it may. Looks at each pair in both directions.
 
-    What the candidate breaks by itself is told alone, since comparing a malformed schema explains nothing.
+    A candidate that breaks rules by itself is compared by ours only, and only where it is well formed: what stands
+    against it is told at once, and the libraries explain nothing about a malformed schema.
     """
     try:
         newer = outline(candidate.definition)
@@ -56,8 +50,8 @@ def may_follow(candidate: Version, earlier: Sequence[Version]) -> tuple[Finding,
         return (_no_schema(candidate.definition, error),)
     # Ours first, since it says what to do; the libraries would refuse some of it too.
     if problems := form_findings(newer):
-        return problems
-    for parse in (_fast, _avro):
+        return problems + _compared(newer, candidate, earlier, malformed=problems)
+    for parse in (parsed, parsed_by_avro):
         try:
             parse(candidate.definition)
         except NoSchema as error:
@@ -75,52 +69,32 @@ def may_follow(candidate: Version, earlier: Sequence[Version]) -> tuple[Finding,
     return tuple(dict.fromkeys(found))
 
 
+def _compared(
+    newer: Node, candidate: Version, earlier: Sequence[Version], *, malformed: Sequence[Finding]
+) -> tuple[Finding, ...]:
+    """What our rules of change say of the places that are not malformed; a missing doc malforms nothing."""
+    bad = [f for f in malformed if f.rule != "doc"]
+    if any(f.rule in ("record", "rename") for f in bad):
+        return ()  # it is another thing, or the renaming has been told
+    found = (
+        f
+        for other in earlier
+        for f in change_findings(outline(other.definition), newer, adjacent=other.number == candidate.number - 1)
+        if f.path not in {b.path for b in bad}
+    )
+    return tuple(dict.fromkeys(found))
+
+
 def history_findings(versions: Sequence[Version]) -> tuple[Finding, ...]:
     """The same for all versions of one record, oldest first: every pair, both ways."""
     found = [f for n, version in enumerate(versions) for f in may_follow(version, versions[:n])]
     return tuple(dict.fromkeys(found))
 
 
-def avro_refusals(reader: Definition, writer: Definition) -> tuple[str, ...]:
-    """What Apache Avro's checker has against this reader for that writer, as `place: reason`; empty for nothing.
-    Raises NoSchema.
-
-    Only its checker is asked: its decoder raises for an unknown enum symbol although the reader has a default.
-    """
-    checker: Any = avro.compatibility.ReaderWriterCompatibilityChecker
-    result = checker().get_compatibility(_avro(reader), _avro(writer))
-    if result.compatibility is avro.compatibility.SchemaCompatibilityType.compatible:
-        return ()
-    kinds = ", ".join(sorted({kind.value.replace("_", " ") for kind in result.incompatibilities}))
-    return (f"{', '.join(sorted(result.locations))}: {kinds} ({'; '.join(sorted(result.messages))})",)
-
-
-def compatibility_messages(one: Any, other: Any) -> list[str]:
-    """What stands against these two schemas side by side, for people and tools that ask about a schema of their own.
-
-    Only whether each reads what the other writes, by Apache Avro's checker; the rules of this house are not asked.
-    """
-    found = []
-    for reader, writer, way in ((one, other, "cannot read it"), (other, one, "cannot be read by it")):
-        try:
-            found += [f"{way}: {said}" for said in avro_refusals(reader, writer)]
-        except NoSchema as error:
-            return [f"no Avro schema: {error}"[:300]]
-    return found
-
-
-def fingerprint(definition: Definition) -> str:
-    """CRC-64-AVRO of the parsing canonical form, as in the lock file (hex, little-endian). Raises NoSchema.
-
-    The codec has the same; it cannot be asked here, since it refuses to load beside a schema that was tampered with.
-    """
-    return _fingerprint(to_parsing_canonical_form(_fast(definition)), "CRC-64-AVRO")
-
-
 def write(definition: Definition, datum: Mapping[str, Any]) -> bytes:
     """The Avro body of a datum. Raises what fastavro raises for a value that does not fit, and for one left out."""
     out = BytesIO()
-    fastavro.schemaless_writer(out, _fast(definition), cast("dict[str, Any]", datum), strict=True)
+    fastavro.schemaless_writer(out, parsed(definition), cast("dict[str, Any]", datum), strict=True)
     return out.getvalue()
 
 
@@ -128,7 +102,7 @@ def read(body: bytes, *, writer: Definition, reader: Definition | None = None) -
     """The datum in an Avro body, as the reader's schema has it. Raises Undecodable, also for bytes left over."""
     source = BytesIO(body)
     try:
-        datum = fastavro.schemaless_reader(source, _fast(writer), None if reader is None else _fast(reader))
+        datum = fastavro.schemaless_reader(source, parsed(writer), None if reader is None else parsed(reader))
     except Exception as error:
         raise Undecodable(f"{type(error).__name__}: {error}") from error
     if rest := len(body) - source.tell():
@@ -180,18 +154,3 @@ def _difference(path: str, written: Any, found: Any) -> str:
     else:
         return f"{path} was {written!r} and reads as {found!r}"
     return next((said for place in shared if (said := _difference(*place))), "")
-
-
-def _avro(definition: Definition) -> Any:
-    try:
-        return avro.schema.parse(json.dumps(definition))
-    except Exception as error:
-        # It may be a stranger's; whatever the library says of it, it is the schema that is at fault.
-        raise NoSchema(f"{type(error).__name__}: {error}") from error
-
-
-def _fast(definition: Definition) -> Any:
-    try:
-        return fastavro.parse_schema(definition, named_schemas={})
-    except Exception as error:
-        raise NoSchema(f"{type(error).__name__}: {error}") from error

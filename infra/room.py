@@ -1,4 +1,7 @@
-"""Memory as a number: whoever needs some waits until there is enough, in the order of asking."""
+"""Memory as a number: whoever needs some waits until there is enough, in the order of asking.
+
+It bounds what is held at once; how long somebody waits is bounded by whoever waits.
+"""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from enum import Enum
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
-from schemas.findings import Finding
-from schemas.outline import Field, Node
+from schemas.gate.findings import Finding
+from schemas.gate.outline import Field, Node
 from schemas.ranges import INT_MAX, LONG_MAX, Range
 
 _PLAIN: dict[Any, tuple[str, str]] = {
@@ -94,8 +94,22 @@ def _agrees(hint: Any, node: Node) -> bool:
 
 
 def _line(field: Field) -> str:
-    default = f" = {field.default!r}" if field.has_default and not isinstance(field.default, (list, dict)) else ""
+    default = f" = {_literal(field.type, field.default)}" if field.has_default else ""
     return f"{field.name}: {_hint(field.type)}{default}"
+
+
+def _literal(node: Node, value: Any) -> str:
+    """A default as the class has it, in the house format, which prefers double quotes."""
+    if node.kind == "enum":
+        return f"{node.short_name}.{value}"
+    if isinstance(value, list):
+        return f"({''.join(_literal(node.items, one) + ', ' for one in value).rstrip()})" if node.items else "()"
+    if isinstance(value, dict):
+        return "field(default_factory=dict)" if not value else f"field(default_factory=lambda: {value!r})"
+    if not isinstance(value, str):
+        return repr(value)
+    shown = repr(value.encode("latin-1") if node.kind == "bytes" else value)
+    return shown if '"' in value or "'" in value else shown.replace("'", '"')
 
 
 def _hint(node: Node) -> str:

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from schemas.catalogue import Catalogue, Entry
-from schemas.classes import class_findings
 from schemas.datum import Shape
-from schemas.evolution import Version, history_findings, read
 from schemas.facts import RECORD_TYPES
-from schemas.findings import Finding
-from schemas.lock_rules import grown_findings, lock_findings
-from schemas.outline import outline
+from schemas.gate.catalogue import Catalogue, Entry
+from schemas.gate.classes import class_findings
+from schemas.gate.evolution import Version, history_findings, read
+from schemas.gate.findings import Finding
+from schemas.gate.lock_rules import grown_findings, lock_findings
+from schemas.gate.outline import outline
 
 _CLASSES: Mapping[str, type[Any]] = {cls.SCHEMA: cls for cls in RECORD_TYPES}
 
 
-def gate_findings(found: Catalogue, *, older: Sequence[tuple[str, Sequence[Entry]]] = ()) -> tuple[Finding, ...]:
-    """Every broken rule. `older` are the entries of earlier lock files, newest first, each with its commit.
+def gate_findings(
+    found: Catalogue, *, older: Sequence[tuple[str, Sequence[Entry]]] = (), drafts: Collection[int] = ()
+) -> tuple[Finding, ...]:
+    """Every broken rule. `older` are the entries of earlier lock files, newest first, each with its commit; `drafts`
+    the ids of entries that are known to be in no commit.
 
     Schemas and classes are looked at when the lock file is sound, since otherwise nobody knows what was published.
     """
-    broken = list(lock_findings(found))
+    if (lock := found.lock_unreadable()) is not None:
+        return (lock,)
+    broken = list(lock_findings(found, drafts=drafts))
     for name, entries in older:
         broken += grown_findings(entries, found.entries, since=name)
     if not broken:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from schemas.findings import Finding
-from schemas.outline import Absent, Field, Node, walk
+from schemas.gate.findings import Finding
+from schemas.gate.outline import Absent, Field, Node, walk
 from schemas.ranges import INT_MAX, LONG_MAX
 
 _NAMESPACE = re.compile(r"inferlog\.[a-z][a-z0-9_]*\.v[1-9][0-9]*")
@@ -43,7 +43,7 @@ def form_findings(schema: Node) -> tuple[Finding, ...]:
         return (what,)
     found = list(_envelope(schema))
     for path, node in walk(schema):
-        for rule in (_names, _documented, _type, _enum, _aliases):
+        for rule in (_names, _twice, _documented, _type, _enum, _aliases):
             found += rule(schema.name, path, node)
         for field in node.fields:
             found += _field(schema.name, f"{path}.{field.name}" if path else field.name, field)
@@ -106,6 +106,16 @@ def _names(record: str, path: str, node: Node) -> Iterator[Finding]:
         problem = f"The type's name is '{node.short_name}', and names of types are in PascalCase."
         remedy = "name a record after the fact in the past tense: UsageRecorded, KeyChanged."
         yield Finding(record=record, path=path, rule="names", problem=problem, remedy=remedy)
+
+
+def _twice(record: str, path: str, node: Node) -> Iterator[Finding]:
+    what = "symbol" if node.kind == "enum" else "field"
+    names = node.symbols if node.kind == "enum" else tuple(f.name for f in node.fields)
+    for name in dict.fromkeys(n for n in names if names.count(n) > 1):
+        problem = f"{node.short_name} has the {what} {name} twice, and a name means one thing."
+        at = f"{path}.{name}" if path else name
+        remedy = f"take one of them out, or give it a name that no {what} of {node.short_name} has had."
+        yield Finding(record=record, path=at, rule="names", problem=problem, remedy=remedy)
 
 
 def _documented(record: str, path: str, node: Node) -> Iterator[Finding]:

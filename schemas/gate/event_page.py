@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.resources import files
 
 from schemas import headers
-from schemas.catalogue import Catalogue, Entry, golden_name
-from schemas.checkout import Checkout
-from schemas.outline import Field, Node, outline, walk
+from schemas.frame import HEADER_BYTES
+from schemas.gate.catalogue import Catalogue, Entry, golden_name
+from schemas.gate.checkout import Checkout
+from schemas.gate.outline import Field, Node, outline, walk
 from schemas.topics import Topic, all_topics
 
 _DAY_MS = 24 * 3600 * 1000
 _HEX_WIDTH = 96
-_FRAME_DIGITS = (2, 8)
 _HEADERS = (
     (headers.SCHEMA, "full name of the record"),
     (
@@ -25,7 +25,7 @@ _HEADERS = (
     (headers.PRODUCER, "program and version that wrote it, as in `gpu_worker/0.1.0`"),
     (
         headers.EVENT_ID,
-        "the record's `event_id` as text; only on what the relay publishes: changes of tables and the ledger's dead letters",
+        "`event_id` as text; only on what the relay publishes: changes of tables and the ledger's dead letters",
     ),
     (headers.TRACEPARENT, "W3C trace context of the call that caused the record; absent when there is none"),
 )
@@ -158,9 +158,9 @@ def _words(doc: str) -> str:
 
 
 def _hex(digits: str) -> Iterator[str]:
-    magic, number = _FRAME_DIGITS
-    yield f"{digits[:magic]} {digits[magic : magic + number]}"
-    yield from textwrap.wrap(digits[magic + number :], _HEX_WIDTH)
+    body = 2 * HEADER_BYTES
+    yield f"{digits[:2]} {digits[2:body]}"
+    yield from textwrap.wrap(digits[body:], _HEX_WIDTH)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

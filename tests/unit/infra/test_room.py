@@ -1,4 +1,4 @@
-"""Memory for fetched inputs: shared in the order of asking, and none of it lost with whoever stops waiting."""
+"""Memory for fetched tensors: shared in the order of asking, and none of it lost with whoever stops waiting."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gpu_worker.room import Room
+from infra.room import Room
 from tests.conditions import eventually
 
 

@@ -7,14 +7,14 @@ wrong.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from schemas.evolution import Version
-from schemas.findings import Finding
-from schemas.golden import GoldenError, golden_body
+from schemas.gate.evolution import Version
+from schemas.gate.findings import Finding
+from schemas.gate.golden import GoldenError, golden_body
 from schemas.lockfile import LOCK_FILE
 
 Entry = Mapping[str, Any]
@@ -44,14 +44,30 @@ class Catalogue:
         """The golden files that hold a JSON object, parsed, by name."""
         return {name: found for name, text in self.golden.items() if isinstance(found := _parsed(text), dict)}
 
-    def unreadable(self) -> Iterable[Finding]:
-        """Files that hold something other than the JSON they should."""
+    def lock_unreadable(self) -> Finding | None:
+        """What is wrong with a lock file of which no entry can be read; nothing else can be judged then."""
+        if self.entries:
+            return None
+        problem = "The file is no list of entries, one JSON object each."
+        try:
+            json.loads(self.lock)
+        except ValueError as error:
+            problem = f"The file is not JSON: {error}."
+        remedy = f"mend it there (a bracket, a conflict marker?), or restore it: git checkout -- schemas/{LOCK_FILE}"
+        return Finding(record=LOCK_FILE, path="", rule="file", problem=problem, remedy=remedy)
+
+    def unreadable(self, drafts: Collection[int] = ()) -> Iterable[Finding]:
+        """Schema and golden files that hold something other than a JSON object. `drafts` are ids not committed yet."""
+        advice = {}
+        for entry in self.entries:
+            for name in (f"avro/{entry.get('file')}", f"golden/{golden_name(entry)}"):
+                draft = entry.get("id") in drafts
+                advice[name] = drop_advice(entry) if draft else f"restore it: git checkout -- schemas/{name}"
         bad = [f"avro/{n}" for n in self.avro if n not in self.definitions]
         bad += [f"golden/{n}" for n in self.golden if n not in self.goldens]
-        bad += [] if self.entries else [LOCK_FILE]
         for name in bad:
-            problem = "The file is not the JSON that is expected here (one object; in the lock file a list of them)."
-            remedy = f"restore it: git checkout -- schemas/{name}"
+            problem = "The file is not the JSON that is expected here, one object."
+            remedy = advice.get(name, "mend it or delete it; no entry of the lock file names it.")
             yield Finding(record=name, path="", rule="file", problem=problem, remedy=remedy)
 
     def records(self) -> tuple[str, ...]:
@@ -86,6 +102,12 @@ class Catalogue:
         except GoldenError as error:
             return str(error)
         return ""
+
+
+def drop_advice(entry: Entry) -> str:
+    """How to take back a version that is not committed yet."""
+    file = entry.get("file")
+    return f"it is not committed yet: inferlog schemas drop {file}, mend it, and inferlog schemas add it again."
 
 
 def golden_name(entry: Entry) -> str:

@@ -9,20 +9,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from schemas.additions import Addition
-from schemas.catalogue import Catalogue, Entry, golden_name
+from schemas.gate.additions import Addition
+from schemas.gate.catalogue import Catalogue, Entry, golden_name
+from schemas.gate.drafts import Removal
 from schemas.lockfile import LOCK_FILE
 
 _GIT_WITHIN_S = 30.0
 
 
 class HistoryUnreadable(RuntimeError):
-    """There is a repository and git does not tell what is in it; the message is git's."""
+    """There is a repository and git does not tell what is in it, or what was asked for; the message says which."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered:
-    """Lock files of the past, newest first, each with its commit; `note` says when it cannot be all of them."""
+    """Lock files of the past, newest first, each with its commit; `note` says when they cannot be all of them."""
 
     locks: tuple[tuple[str, tuple[Entry, ...]], ...] = ()
     note: str = ""
@@ -32,7 +33,7 @@ class Remembered:
 class Checkout:
     """The folder that holds `schemas/`; by default the one this code runs from."""
 
-    root: Path = field(default_factory=lambda: Path(__file__).resolve().parent.parent)
+    root: Path = field(default_factory=lambda: Path(__file__).resolve().parents[2])
 
     @property
     def is_source(self) -> bool:
@@ -43,6 +44,13 @@ class Checkout:
     def page(self) -> Path:
         """The page that is generated from the schemas."""
         return self.root / "docs" / "events.md"
+
+    def other_than_here(self, here: Path) -> Path | None:
+        """The checkout of inferlog that a folder lies in, when that is another one than this."""
+        for folder in (here, *here.parents):
+            if (folder / "schemas" / LOCK_FILE).is_file() and Checkout(root=folder).is_source:
+                return None if folder.samefile(self.root) else folder
+        return None
 
     def catalogue(self) -> Catalogue:
         """Everything published, as it lies there."""
@@ -68,13 +76,22 @@ class Checkout:
         commits = (
             [against] if against else self._must("log", "--full-history", "--format=%h", "HEAD", "--", lock).split()
         )
-        found = [(c, self._git("show", f"{c}:./{lock}")) for c in commits]
-        locks = [(c, _entries(done.stdout)) for c, done in found if done.returncode == 0]
-        shallow = self._must("rev-parse", "--is-shallow-repository").strip() == "true" and against is None
-        note = "this clone is shallow, so only part of the lock file's past was seen" if shallow else ""
-        if against is not None and not locks:
-            note = f"there is no {lock} at {against}, so there was nothing to compare with"
-        return Remembered(locks=tuple(locks), note=note)
+        shown = [(c, self._git("show", f"{c}:./{lock}")) for c in commits]
+        found = [(c, _entries(done.stdout)) for c, done in shown if done.returncode == 0]
+        notes = []
+        if self._must("rev-parse", "--is-shallow-repository").strip() == "true" and against is None:
+            notes.append("this clone is shallow, so only part of the lock file's past was seen")
+        if broken := [c for c, entries in found if entries is None]:
+            if against is not None:
+                raise HistoryUnreadable(f"--against {against}: {lock} is no list of entries there; name another commit")
+            # What a commit breaks stays broken in its history: the commits around it are what can be held to it.
+            notes.append(
+                f"{lock} is no list of entries in {', '.join(broken)} (conflict markers?), so those were passed over"
+            )
+        if against is not None and not found:
+            notes.append(f"there is no {lock} at {against}, so there was nothing to compare with")
+        locks = tuple((c, entries) for c, entries in found if entries is not None)
+        return Remembered(locks=locks, note="; ".join(notes))
 
     def write(self, added: Addition, page: str) -> None:
         """Write a new version's files.
@@ -90,6 +107,22 @@ class Checkout:
         _put(self._schemas / LOCK_FILE, added.catalogue.lock)
         _put(self.page, page)
 
+    def drop(self, dropped: Removal) -> None:
+        """Remove a draft's files; the page is made after it.
+
+        1. the lock     dying after it: files without an entry, which the gate names; delete them
+        2. the golden   the same
+        3. the schema   dying after it: the page is stale, which the gate names; make docs
+        """
+        _put(self._schemas / LOCK_FILE, dropped.catalogue.lock)
+        (self._schemas / "golden" / golden_name(dropped.entry)).unlink(missing_ok=True)
+        if not dropped.edited:
+            (self._schemas / "avro" / str(dropped.entry["file"])).unlink(missing_ok=True)
+
+    def write_page(self, page: str) -> None:
+        """Write the page alone."""
+        _put(self.page, page)
+
     def write_golden(self, name: str, text: str, page: str) -> None:
         """Write a golden file and the page that shows it; dying in between leaves a stale page (make docs)."""
         _put(self._schemas / "golden" / name, text)
@@ -100,13 +133,20 @@ class Checkout:
         return self.root / "schemas"
 
     def _git(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["git", "-C", str(self.root), *arguments],
-            capture_output=True,
-            encoding="utf-8",
-            check=False,
-            timeout=_GIT_WITHIN_S,
-        )
+        try:
+            return subprocess.run(
+                ["git", "-C", str(self.root), *arguments],
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                check=False,
+                timeout=_GIT_WITHIN_S,
+            )
+        except subprocess.TimeoutExpired:
+            raise HistoryUnreadable(
+                f"the lock file's past cannot be read: git {arguments[0]} gave no answer in {_GIT_WITHIN_S:.0f} s; "
+                "see whether another git holds the repository, and run this again"
+            ) from None
 
     def _must(self, *arguments: str) -> str:
         done = self._git(*arguments)
@@ -119,9 +159,13 @@ def _said(done: subprocess.CompletedProcess[str]) -> str:
     return " ".join(done.stderr.split())[:300]
 
 
-def _entries(text: str) -> tuple[Entry, ...]:
-    found: Any = json.loads(text)
-    return tuple(found)
+def _entries(text: str) -> tuple[Entry, ...] | None:
+    """The entries of a lock file as it was once committed; None when that was none."""
+    try:
+        found: Any = json.loads(text)
+    except ValueError:
+        return None
+    return tuple(found) if isinstance(found, list) and all(isinstance(one, dict) for one in found) else None
 
 
 def _texts(folder: Path, ending: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -22,3 +23,16 @@ class Finding:
         """Three lines: where and which rule, what is wrong, what to do."""
         where = f"{self.record}: {self.path}" if self.path else self.record
         return f"{where}  [{self.rule}]\n  {self.problem}\n  Instead: {self.remedy}"
+
+
+class Refused(ValueError):
+    """What was asked for may not be; `findings` say why."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        super().__init__("\n".join(f.text() for f in findings))
+        self.findings = tuple(findings)
+
+    @classmethod
+    def because(cls, record: str, rule: str, problem: str, remedy: str) -> Refused:
+        """For one reason that concerns the whole record."""
+        return cls([Finding(record=record, path="", rule=rule, problem=problem, remedy=remedy)])

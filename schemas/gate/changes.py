@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from schemas.findings import Finding
-from schemas.outline import Field, Node
+from schemas.gate.findings import Finding
+from schemas.gate.outline import Field, Node
 
 
 def change_findings(older: Node, newer: Node, *, adjacent: bool) -> tuple[Finding, ...]:
@@ -123,7 +123,8 @@ class _Comparison:
 def describe(node: Node) -> str:
     """A type in words, without what is inside arrays, maps, records and enums."""
     if node.kind == "union":
-        return " or ".join(describe(b) for b in node.branches)
+        parts = (f"({describe(b)})" if b.kind == "union" else describe(b) for b in node.branches)
+        return " or ".join(parts)
     return f"{node.kind} ({node.logical})" if node.logical else node.kind
 
 

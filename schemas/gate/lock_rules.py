@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from schemas.catalogue import Catalogue, Entry, golden_name
-from schemas.evolution import NoSchema, fingerprint
-from schemas.findings import Finding
+from schemas.facts import SchemaPublished
+from schemas.frame import NoSchema, fingerprint
+from schemas.gate.catalogue import Catalogue, Entry, drop_advice, golden_name
+from schemas.gate.findings import Finding
 from schemas.lockfile import LOCK_FILE, text_digest
 
 _KINDS: dict[str, type] = {
@@ -21,12 +22,31 @@ _KINDS: dict[str, type] = {
 _ADD = "publish schemas only by: inferlog schemas add FILE.avsc"
 
 
-def lock_findings(found: Catalogue) -> tuple[Finding, ...]:
-    """Where the lock file contradicts itself or the files beside it."""
-    broken = [*found.unreadable(), *_entries(found.entries)]
+def lock_findings(found: Catalogue, *, drafts: Collection[int] = ()) -> tuple[Finding, ...]:
+    """Where the lock file contradicts itself or the files beside it.
+
+    `drafts` are the ids of entries that are known to be in no commit yet, which may still be taken back.
+    """
+    if (lock := found.lock_unreadable()) is not None:
+        return (lock,)
+    broken = [*found.unreadable(drafts), *_entries(found.entries)]
     if broken:
         return tuple(broken)
-    return (*_numbers(found.entries), *_subjects(found.entries), *_files(found), *_schemas(found))
+    fixed = (f for e in found.entries for f in fixed_findings(e["record"], e["version"]))
+    own = (*_numbers(found.entries), *_subjects(found.entries), *fixed)
+    return (*own, *_files(found, drafts), *_schemas(found, drafts))
+
+
+def fixed_findings(record: str, version: int) -> tuple[Finding, ...]:
+    """A version of the one record that never gets another."""
+    if record != SchemaPublished.SCHEMA or version == 1:
+        return ()
+    problem = (
+        "SchemaPublished never changes: it is what teaches a running program schemas it does not know, and an older "
+        "one could not read the record that would teach it this version."
+    )
+    remedy = "leave it as it is, and tell what is new in a record of its own on a topic of its own (decision 9)."
+    return (Finding(record=record, path="", rule="never-changes", problem=problem, remedy=remedy),)
 
 
 def grown_findings(older: Sequence[Entry], newer: Sequence[Entry], *, since: str) -> tuple[Finding, ...]:
@@ -55,7 +75,7 @@ def _grown(older: Sequence[Entry], newer: Sequence[Entry], since: str) -> Iterat
                 problem = f"{key} was {value!r} in {since} and is {entry.get(key)!r}; an id means one thing for ever."
                 remedy = (
                     f"restore the entry and its file. If two branches took the same id, the one merged later takes "
-                    f"the next free one; else {_ADD}."
+                    f"the next free one (inferlog schemas add --id N); else {_ADD}."
                 )
                 yield _lock(was, "append-only", problem, remedy, path=key)
     kept = [e.get("id") for e in older if e.get("id") in now]
@@ -105,12 +125,13 @@ def _subjects(entries: Sequence[Entry]) -> Iterator[Finding]:
             yield _lock(entry, "subject", problem, remedy, path="subject")
 
 
-def _files(found: Catalogue) -> Iterator[Finding]:
+def _files(found: Catalogue, drafts: Collection[int]) -> Iterator[Finding]:
     files = [e["file"] for e in found.entries]
     for entry in found.entries:
         if entry["file"] not in found.avro:
             problem = f"The file schemas/avro/{entry['file']} is missing."
-            remedy = f"restore it: git checkout -- schemas/avro/{entry['file']}"
+            draft = entry["id"] in drafts
+            remedy = drop_advice(entry) if draft else f"restore it: git checkout -- schemas/avro/{entry['file']}"
             yield _lock(entry, "file", problem, remedy, path="file")
         if files.count(entry["file"]) > 1:
             problem = f"schemas/avro/{entry['file']} is the file of several entries."
@@ -124,21 +145,29 @@ def _files(found: Catalogue) -> Iterator[Finding]:
         yield Finding(record=f"golden/{name}", path="", rule="golden", problem=problem, remedy="delete it.")
 
 
-def _schemas(found: Catalogue) -> Iterator[Finding]:
+def _schemas(found: Catalogue, drafts: Collection[int]) -> Iterator[Finding]:
     for entry in found.entries:
         definition = found.definitions.get(entry["file"])
         if definition is None:
             continue
+        draft = entry["id"] in drafts
         if problem := _altered(entry, definition):
             remedy = (
-                f"take the change back (git checkout -- schemas/avro/{entry['file']}), copy the file, make the "
-                "change in the copy, and publish it as a new version: inferlog schemas add COPY.avsc"
+                drop_advice(entry)
+                if draft
+                else (
+                    f"take the change back (git checkout -- schemas/avro/{entry['file']}), copy the file, make the "
+                    "change in the copy, and publish it as a new version: inferlog schemas add COPY.avsc"
+                )
             )
             yield _lock(entry, "published", problem, remedy, path="file")
         elif error := found.golden_error(entry, definition):
             problem = f"The golden file schemas/golden/{golden_name(entry)} does not hold: {error}."
-            remedy = f"restore it: git checkout -- schemas/golden/{golden_name(entry)}"
-            yield _lock(entry, "golden", problem, remedy)
+            back = drop_advice(entry) if draft else f"restore it: git checkout -- schemas/golden/{golden_name(entry)}"
+            if isinstance(found.goldens.get(golden_name(entry), {}).get("record"), dict):
+                anew = f"if its record was edited, make its bytes anew: inferlog schemas golden {golden_name(entry)}"
+                back = f"{anew}  Otherwise {back}"
+            yield _lock(entry, "golden", problem, back)
 
 
 def _altered(entry: Entry, definition: dict[str, object]) -> str:

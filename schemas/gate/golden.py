@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
 from base64 import b64decode
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID, uuid5
 
-from schemas.evolution import Definition, Undecodable, read, write
-from schemas.outline import Absent, Node, outline
+from schemas.frame import header
+from schemas.gate.evolution import Definition, Undecodable, read, write
+from schemas.gate.outline import Absent, Node, outline
 from schemas.plain import to_plain
 
-_FRAME = struct.Struct(">bI")
 _NOON = datetime(2026, 3, 2, 12, 0, tzinfo=timezone.utc)
 _ABSENT: Any = Absent.DEFAULT
 
@@ -40,7 +39,7 @@ def golden_text(schema_id: int, definition: Definition, previous: Mapping[str, A
         raise GoldenError(f"a value is not one of its field: {type(error).__name__}: {error}") from error
     document = {
         "schema_id": schema_id,
-        "hex": (_FRAME.pack(0, schema_id) + body).hex(),
+        "hex": (header(schema_id) + body).hex(),
         "record": to_plain(read(body, writer=definition)),
     }
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
@@ -53,7 +52,7 @@ def golden_body(document: Mapping[str, Any], schema_id: int, definition: Definit
         stated, record = document["schema_id"], document["record"]
     except (KeyError, TypeError, ValueError) as error:
         raise GoldenError(f"it needs schema_id, hex and record ({type(error).__name__}: {error})") from error
-    frame = _FRAME.pack(0, schema_id)
+    frame = header(schema_id)
     if stated != schema_id or value[: len(frame)] != frame:
         raise GoldenError(f"schema_id is {stated} and the frame {value[: len(frame)].hex()}, expected {frame.hex()}")
     body = value[len(frame) :]
