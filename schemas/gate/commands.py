@@ -140,7 +140,7 @@ def golden(checkout: Checkout, name: str, as_json: bool) -> None:
     from schemas.gate.event_page import event_page  # late, as above
 
     made = replace(found, golden={**found.golden, name: text})
-    if broken := lock_findings(made):
+    if broken := lock_findings(made, drafts=draft_ids(found.entries, _past(checkout))):
         raise click.ClickException("\n".join(f.text() for f in broken))
     checkout.write_golden(name, text, event_page(made))
     where = _shown(checkout, f"schemas/golden/{name}")

@@ -280,13 +280,9 @@ def test_the_page_for_analysts_works_as_written(office: Office) -> None:
     assert done.returncode == 1
     assert len(re.findall(rf"^{re.escape(usage_topic)} partition \d offset \d+: ", done.stderr, re.MULTILINE)) == 3
     assert len(done.stderr.splitlines()) == 3, done.stderr
-    for arguments, words in (
-        ("", "expected BOOTSTRAP REGISTRY_URL"),
-        ('"$BROKERS" http://127.0.0.1:1', "the registry at http://127.0.0.1:1 does not answer"),
-    ):
-        failed = in_shell(office, f"python docs/read_every_topic.py {arguments}")
-        assert (failed.returncode, len(failed.stderr.splitlines())) == (1, 1), failed.stderr
-        assert words in failed.stderr
+    failed = in_shell(office, "python docs/read_every_topic.py")
+    assert (failed.returncode, len(failed.stderr.splitlines())) == (1, 1), failed.stderr
+    assert "expected BOOTSTRAP REGISTRY_URL" in failed.stderr
 
     (writing,) = blocks(page, "Python", language="python")
     value, record = office.written[USAGE.in_namespace(office.namespace).name][0]

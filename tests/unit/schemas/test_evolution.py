@@ -160,6 +160,7 @@ MAY_NOT: dict[str, tuple[Callable[[Definition], Any], str, str]] = {
         "note",
         "null-first",
     ),
+    "a union in a union": (setting("note", type=["null", ["string"]]), "note", "null-first"),
     "nothing": (lambda d: None, "", "unchanged"),
 }
 
