@@ -35,8 +35,9 @@ __all__ = [
 # Connection trouble, operator intervention (shutdown, restart), insufficient resources, and lock trouble
 # (deadlock, serialisation, lock timeout): the same statement may succeed later.
 _OUTAGE_CLASSES = ("08", "57", "53", "40", "55")
-# Data exceptions and constraint violations: the same statement fails for ever.
-_DATA_CLASSES = ("22", "23")
+# Data exceptions, constraint violations, and values past a limit of the server (a key too long for its index): the
+# same statement fails for ever.
+_DATA_CLASSES = ("22", "23", "54")
 # Wrong user or password, no such database.
 _LOGIN_CLASSES = ("28", "3D")
 

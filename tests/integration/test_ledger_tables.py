@@ -18,6 +18,7 @@ from tests.conditions import eventually
 from tests.unit.streams.usage_samples import TOPIC, located, raw, usage
 
 GROUP = "usage-ledger"
+LONG = "".join(chr(0x4E00 + n * 7919 % 20_000) for n in range(4000))
 
 
 @pytest.fixture
@@ -113,6 +114,9 @@ async def test_the_position_only_moves_forward(ledger: Ledger) -> None:
         usage(2, quantities={"items": 2**63 - 1}),  # the sum overflows
         usage(2, quantities={"items": -100}),  # the table's own check
         usage(2, customer="a\x00b"),  # no such character in Postgres
+        usage(
+            2, customer="".join(chr(0x4E00 + n * 7919 % 20_000) for n in range(4000))
+        ),  # longer than an index takes, also compressed
     ],
 )
 async def test_a_transaction_goes_on_after_refused_data(ledger: Ledger, bad: object) -> None:

@@ -121,7 +121,8 @@ async def test_a_correction_of_the_bill_leaves_usage_and_its_proof_alone(honest:
     log, requests = honest
     key = HourKey(customer_id=requests[0].customer_id, meter="items", hour=NOON)
     async with log.world.tables() as c:
-        await c.execute("INSERT INTO customers VALUES ($1, 'Acme', 1, 1)", key.customer_id)
+        long_ago = NOON - timedelta(days=1)
+        await c.execute("INSERT INTO customers VALUES ($1, 'Acme', 1, 1, NULL, $2)", key.customer_id, long_ago)
         done = await adjust(c, key, -5, by=Author(actor="ada", reason="a test"), now=NOON)
     assert done.billable_units == COUNT - 3 - 5
     report = await log.verify()

@@ -289,7 +289,7 @@ _types = st.recursive(
             },
         ),
     ),
-    max_leaves=12,
+    max_leaves=4,
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ def test_trouble_of_the_server_is_an_outage(sqlstate: str) -> None:
     assert not is_data_error(with_sqlstate(sqlstate))
 
 
-@pytest.mark.parametrize("sqlstate", ["22003", "22P02", "23505", "23514"])
+@pytest.mark.parametrize("sqlstate", ["22003", "22P02", "23505", "23514", "54000"])
 def test_trouble_of_a_value_is_a_data_error(sqlstate: str) -> None:
     assert is_data_error(with_sqlstate(sqlstate))
     assert not is_outage(with_sqlstate(sqlstate))
