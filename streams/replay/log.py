@@ -9,14 +9,17 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 from infra.kafka import AIOKafkaConsumer, BusUnavailable, TopicPartition, open_consumer
 from infra.kafka_spans import read_spans, spans_kept, spans_since
 from infra.schema_feed import learn_once
 from infra.settings import KafkaSettings
+from schemas.ids import EPOCH
 
 log = logging.getLogger(__name__)
+
+_FIRST, _LAST = datetime.min.replace(tzinfo=timezone.utc), datetime.max.replace(tzinfo=timezone.utc)
 
 #: Told (topic, records read, records in range) after each step; the second may end below the third, which counts
 #: offsets, and some offsets hold transaction markers.
@@ -51,6 +54,17 @@ class Span:
     def trimmed(self) -> bool:
         """True when retention has removed records that this span would begin with."""
         return self.first > 0 and self.begin <= self.first
+
+
+def moment(timestamp_ms: int) -> datetime:
+    """A record's timestamp, Unix milliseconds, as a time; one that no calendar has is the first or the last there is.
+
+    Producers choose it, so it may be anything, and reading must go on past it.
+    """
+    try:
+        return EPOCH + timedelta(milliseconds=timestamp_ms)
+    except OverflowError:
+        return _LAST if timestamp_ms > 0 else _FIRST
 
 
 class LogReader:
@@ -93,7 +107,7 @@ class LogReader:
                         topic=topic,
                         partition=r.partition,
                         offset=r.offset,
-                        time=datetime.fromtimestamp(r.timestamp / 1000, timezone.utc),
+                        time=moment(r.timestamp),
                         key=r.key,
                         value=r.value,
                     )
