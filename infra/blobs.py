@@ -158,9 +158,6 @@ class ClaimCheck:
             if wait_s >= self._patience_s:
                 self._breaker.failed(why)
             raise StoreUnavailable(why) from None
-        except StoreUnavailable as error:
-            self._breaker.failed(str(error))
-            raise
         except (BlobLost, BlobAltered):
             self._breaker.succeeded()
             raise
@@ -193,6 +190,7 @@ class ClaimCheck:
 
     def _ended(self, future: asyncio.Future[Any]) -> None:
         self._under_way.discard(future)
+        error = None if future.cancelled() else future.exception()  # seen, also when whoever asked has gone
+        if isinstance(error, StoreUnavailable):
+            self._breaker.failed(str(error))  # before the next takes this turn
         self._turns.release()
-        if not future.cancelled():
-            future.exception()  # seen, also when whoever asked has gone
