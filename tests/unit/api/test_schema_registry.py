@@ -282,7 +282,8 @@ _types = st.recursive(
             {"type": st.one_of(st.sampled_from(["record", "enum", "fixed", "array", "map", "error", "union"]), inner)},
             optional={
                 "name": _names, "namespace": _names, "items": inner, "values": inner, "size": st.integers(-1, 9),
-                "symbols": st.lists(_names, max_size=2), "default": inner, "logicalType": st.sampled_from(["uuid", "timestamp-micros", "", "é"]),
+                "symbols": st.lists(_names, max_size=2), "default": inner,
+                "logicalType": st.sampled_from(["uuid", "timestamp-micros", "", "é"]),
                 "aliases": inner, "fields": st.one_of(
                     inner, st.lists(st.fixed_dictionaries({"name": _names}, optional={"type": inner}), max_size=3)
                 ),
