@@ -5,8 +5,11 @@ Pure. What a letter keeps of a record is decided in `schemas.evidence`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from typing import Final
 
 from schemas.records import DeadLetter
 
@@ -16,17 +19,47 @@ SYSTEMIC_RECORDS = 100
 SLICE_BYTES = 16 * 1024 * 1024
 
 
+class Kind(str, Enum):
+    """Why a record was set aside, in one word that commands and alarms can rely on."""
+
+    UNKNOWN_SCHEMA = "unknown_schema"
+    UNDECODABLE = "undecodable"
+    UNFIT = "unfit"
+    CONTRADICTING = "contradicting"
+    HORIZON = "horizon"
+    FUTURE = "future"
+
+
+#: The first pattern that a reason begins with names its kind. Letters are kept for more than a year: a reason that was
+#: once written keeps its pattern. Understood alike by Python and by Postgres (`reason ~ pattern`).
+KIND_PATTERNS: Final = (
+    (Kind.UNKNOWN_SCHEMA, r"^schema id [0-9]+ is unknown"),
+    (Kind.CONTRADICTING, r"^request [0-9a-f-]+: differs from"),
+    (Kind.FUTURE, r"^occurred_at: .*future"),
+    (Kind.HORIZON, r"^occurred_at: .*horizon"),
+    (Kind.UNFIT, r"^[a-z_]+: "),  # the field is named first
+    (Kind.UNFIT, r"^[A-Za-z]+Error: "),  # Postgres refused a value of it
+    (Kind.UNDECODABLE, r""),
+)
+
+
+def kind_of(reason: str) -> Kind:
+    """The kind of a letter with this reason."""
+    return next(kind for kind, pattern in KIND_PATTERNS if re.match(pattern, reason))
+
+
 class AllRecordsBad(RuntimeError):
     """Every record of a large batch was refused: the fault is ours (an unknown schema, a changed table), not theirs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawRecord:
-    """A record as read from the log, with its place."""
+    """A record as read from the log, with its place. `follows` is the position of its reader just before it."""
 
     topic: str
     partition: int
     offset: int
+    follows: int
     key: bytes | None
     value: bytes | None
 
@@ -40,7 +73,9 @@ def refuse_if_systemic(dead: Sequence[DeadLetter], *, total: int) -> None:
         first = dead[0]
         raise AllRecordsBad(
             f"all {total} records of a batch were refused, nothing was acknowledged; first: {first.topic} "
-            f"partition {first.partition} offset {first.offset}: {first.reason}"
+            f"partition {first.partition} offset {first.offset}: {first.reason} (look at it:  inferlog "
+            f"dead-letters show {first.topic}/{first.partition}/{first.offset}). If they are bad and the ledger is "
+            "not, start it with INFERLOG_LEDGER_SET_ASIDE_ALL=1: they are then dead letters, which can be redriven"
         )
 
 

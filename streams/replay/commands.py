@@ -7,10 +7,11 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime, timezone
+from datetime import datetime
 
 import click
 
+from infra.arguments import Moment, Seconds
 from infra.kafka import BusUnavailable
 from infra.postgres import is_outage
 from infra.settings import ReplaySettings, replay_settings
@@ -22,29 +23,13 @@ from streams.replay.verify import verify as prove
 _WORDS = {True: "holds", False: "VIOLATED", None: "could not be checked"}
 
 
-class Moment(click.ParamType):
-    """An ISO 8601 date or time; without a zone it is UTC."""
-
-    name = "ISO time"
-
-    def convert(self, value: str | datetime, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """The aware moment, or click's own error naming the option."""
-        if isinstance(value, datetime):
-            return value
-        try:
-            moment = datetime.fromisoformat(value.strip().replace("Z", "+00:00").replace("z", "+00:00"))
-        except ValueError:
-            self.fail(f"{value!r} is not an ISO 8601 time, expected for example 2026-03-01T14:00Z", param, ctx)
-        return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
-
-
 @click.command(epilog="Example:  inferlog verify --wait --since 2026-03-01T00:00Z --json")
 @click.option("--since", type=Moment(), help="Only hours from this one on (ISO 8601, UTC unless it says otherwise).")
 @click.option("--wait", is_flag=True, help="First wait until the ledger has passed all usage now on the log.")
 @click.option(
     "--wait-timeout",
     "wait_timeout_s",
-    type=click.FloatRange(min=0),
+    type=Seconds(longest_s=7 * 86400),
     default=120,
     show_default=True,
     help="Longest wait in seconds.",
@@ -99,6 +84,7 @@ def _plain(report: Report) -> dict[str, object]:
         "hours": report.hours,
         "open": report.open_ids,
         "undecodable": dict(report.undecodable),
+        "open_letters": dict(report.open_letters),
     }
 
 
@@ -112,6 +98,10 @@ def _table(report: Report) -> str:
                 lines.append("    open (the first ones): " + ", ".join(report.open_ids))
         lines.append("")
     lines += [f"{topic}: {count} records do not decode" for topic, count in sorted(report.undecodable.items())]
+    lines += [
+        f"{topic}: {count} dead letters are open; see  inferlog dead-letters list"
+        for topic, count in report.open_letters.items()
+    ]
     summary = {0: "All promises hold.", 1: "A promise is VIOLATED.", 2: "Not everything could be checked."}
     lines.append(summary[report.exit_code])
     return "\n".join(lines)

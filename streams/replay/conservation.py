@@ -45,6 +45,7 @@ class RequestBook:
         self._results: dict[bytes, _Result] = {}
         self._usage: dict[bytes, Quantities] = {}
         self._aside: set[bytes] = set()
+        self._written_off: set[bytes] = set()
         self._batches: dict[bytes, tuple[str, ...]] = {}
         self.repeated_requests = 0
         self.repeated_results = 0
@@ -101,9 +102,14 @@ class RequestBook:
         if self._since is None or record.occurred_at >= self._since:
             self._usage.setdefault(record.request_id.bytes, self._share_quantities(record.quantities))
 
-    def add_aside(self, record: UsageRecorded) -> None:
-        """A usage record that the ledger set aside: it bills nothing, so it is no usage, and none is awaited either."""
+    def add_aside(self, record: UsageRecorded, *, written_off: bool = False) -> None:
+        """A usage record that the ledger set aside: it bills nothing, so it is no usage, and none is awaited either.
+
+        `written_off`: somebody has decided that it stays so.
+        """
         self._aside.add(record.request_id.bytes)
+        if written_off:
+            self._written_off.add(record.request_id.bytes)
 
     def unsettled(self) -> set[UUID]:
         """Requests of which one of usage and result is on the log and the other is not, or was not when it was read."""
@@ -164,7 +170,9 @@ class RequestBook:
                 findings.add("result without a request", UUID(bytes=key))
             usage = self._usage.get(key)
             if result.outcome is Outcome.SUCCEEDED:
-                if usage is None:
+                if usage is None and key in self._written_off:
+                    pass
+                elif usage is None:
                     aside = "succeeded, and its usage was set aside"
                     findings.add(aside if key in self._aside else "succeeded without usage", UUID(bytes=key))
                 elif usage != result.quantities:

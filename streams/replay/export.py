@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any, cast
 
 from infra.kafka_admin import open_admin
-from infra.postgres import connect, queries
+from infra.postgres import open_connection, queries
 from infra.settings import KafkaSettings, PostgresSettings
 from schemas.codec import DecodeError, decode_at
 from schemas.facts import Record
@@ -208,11 +208,8 @@ async def export(
 
 async def customer_of(settings: PostgresSettings, name_or_id: str) -> str:
     """The customer's id. Raises ExportError when there is none, and what infra.postgres raises when it is away."""
-    connection = await connect(settings)
-    try:
+    async with open_connection(settings) as connection:
         found: str | None = await connection.fetchval(queries("streams.replay")["customer"], name_or_id)
-    finally:
-        await connection.close(timeout=5)
     if found is None:
         raise ExportError(
             f"there is no customer '{name_or_id}'; names and ids are those of  inferlog customers list, and without "

@@ -18,10 +18,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 
+from infra.arguments import Moment
 from infra.postgres import is_outage
 from infra.settings import KafkaSettings, ReplaySettings, replay_settings
 from schemas.topics import Topic
-from streams.replay.commands import Moment
 from streams.replay.export import (
     ExportError,
     Format,

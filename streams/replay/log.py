@@ -82,7 +82,8 @@ class LogReader:
         try:
             kept = spans = await spans_kept(self._consumer, places)
             if since is not None:
-                spans = await spans_since(self._consumer, kept, since_ms=int(since.timestamp() * 1000))
+                # Kafka knows no time before 1970.
+                spans = await spans_since(self._consumer, kept, since_ms=max(0, int(since.timestamp() * 1000)))
         except BusUnavailable as error:
             raise BusUnavailable(f"{topic}: {error}") from error
         return {p.partition: Span(first=kept[p].start, begin=spans[p].start, end=spans[p].stop) for p in places}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -42,29 +43,61 @@ class Output(BufferedIOBase):
 def whole_file(path: Path, *, overwrite: bool) -> Iterator[Output]:
     """A file that is there under `path` once the block has ended well, and not before; an error leaves nothing.
 
-    Raises FileExistsError when there is one and `overwrite` is not set, FileNotFoundError when its folder is none. A
-    killed process leaves a file beside it whose name ends in `.part`.
+    Raises FileExistsError when there is one and `overwrite` is not set, or when what is there is no regular file and so
+    is never replaced; FileNotFoundError when its folder is none. A killed process leaves a file beside it whose name
+    ends in `.part`.
     """
-    if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists; give another name, or --overwrite to replace it")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path}: there is no folder {path.parent}; make it, or give another name")
+    _require_replaceable(path, overwrite=overwrite)
     # 1 write beside it: dying here leaves the old file, or none, and a .part that nobody takes for an export
     # 2 fsync: without it the name could survive a power cut that the bytes do not
     # 3 rename: the old file or the new one, never a half
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".part", delete=False) as part:
+    beside = f".{path.name[:50]}."
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=beside, suffix=".part", delete=False) as part:
         try:
             yield Output(part)  # type: ignore[arg-type]  # it has all of BinaryIO that is used
             part.flush()
             os.fsync(part.fileno())
             _readable_as_any_new_file(part.fileno())
             if overwrite:
+                _require_replaceable(path, overwrite=True)  # it may have taken hours to get here
                 Path(part.name).replace(path)
             else:
                 _link(Path(part.name), path)
         finally:
             with suppress(FileNotFoundError):
                 Path(part.name).unlink()
+
+
+def _require_replaceable(path: Path, *, overwrite: bool) -> None:
+    """Raises FileExistsError unless nothing is there, or a regular file that may go.
+
+    A link is neither followed nor replaced: one would write where the name does not say, the other would cut off
+    whoever relies on it.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(mode):
+        raise FileExistsError(f"{path} is a link to {path.readlink()}; give the name of the file itself")
+    if not stat.S_ISREG(mode):
+        kind = next((words for is_kind, words in _KINDS if is_kind(mode)), "something else")
+        raise FileExistsError(
+            f"{path} is {kind}, expected a regular file or none; give another name, or no --output and a redirection"
+        )
+    if not overwrite:
+        raise FileExistsError(f"{path} exists; give another name, or --overwrite to replace it")
+
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+)
 
 
 def _link(part: Path, path: Path) -> None:

@@ -13,15 +13,16 @@ from datetime import datetime
 from uuid import UUID
 
 from infra.kafka import BusUnavailable, KafkaError
-from infra.postgres import Connection, connect, queries
+from infra.postgres import Connection, open_connection, queries
 from infra.settings import ReplaySettings
 from schemas.keys import ledger_group
 from schemas.records import InferenceFinished, InferenceRequested, UsageRecorded
 from schemas.topics import USAGE
 from streams.replay.conservation import RequestBook
 from streams.replay.evidence import Reading, after, survey, trimmed
+from streams.replay.limits import LimitProof
 from streams.replay.log import LogRecord, Progress, Span, no_progress, open_log
-from streams.replay.proofs import LedgerKey, LedgerProof, LimitProof, Verdict, hour_start
+from streams.replay.proofs import DISCARDED, REDRIVEN, LedgerKey, LedgerProof, Verdict, hour_start
 
 #: How long usage and result of one request may lie apart on the log: they are sent together, acknowledged apart.
 SETTLE_S = 10.0
@@ -34,12 +35,16 @@ class NotCaughtUp(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All verdicts, with I4's table per hour, the first open requests, and undecodable records per topic."""
+    """All verdicts, with I4's table per hour, the first open requests, and undecodable records per topic.
+
+    `open_letters` counts per topic the dead letters in the table that nobody has redriven or discarded.
+    """
 
     verdicts: tuple[Verdict, ...]
     hours: list[dict[str, object]]
     open_ids: list[str]
     undecodable: Mapping[str, int]
+    open_letters: Mapping[str, int]
 
     @property
     def exit_code(self) -> int:
@@ -63,11 +68,8 @@ async def verify(
         raise BusUnavailable(f"{settings.kafka.bootstrap}: {type(error).__name__}: {error}") from error
     async with open_log(settings.kafka) as reader:
         reading = Reading(reader, topics, progress)
-        connection = await connect(settings.postgres, command_timeout_s=300)
-        try:
+        async with open_connection(settings.postgres, command_timeout_s=300) as connection:
             return await _judge(settings, reading, connection, committed, since)
-        finally:
-            await connection.close(timeout=5)
 
 
 async def _judge(
@@ -88,16 +90,22 @@ async def _judge(
     limits = LimitProof(since=since)
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         positions = await connection.fetch(sql["positions"], group, topics.usage)
-        dead = {(r["partition"], r["offset"]) for r in await connection.fetch(sql["dead"], topics.usage)}
+        letters = {(r["partition"], r["offset"]): r["state"] for r in await connection.fetch(sql["dead"], topics.usage)}
+        settled = {place: state for place, state in letters.items() if state in (REDRIVEN, DISCARDED)}
+        open_letters = {r["topic"]: r["letters"] for r in await connection.fetch(sql["open_letters"])}
         next_offsets = {r["partition"]: r["next_offset"] for r in positions}
-        ledger = LedgerProof(next_offsets=next_offsets, dead=dead, since=since)
+        ledger = LedgerProof(next_offsets=next_offsets, dead=letters.keys(), settled=settled, since=since)
         usage = await reading.freeze(topics.usage, since)
         results = await reading.freeze(topics.results, since)
         requests = {topic: await reading.freeze(topic, since) for topic in topics.requests}
 
         def use_usage(entry: LogRecord, record: UsageRecorded) -> None:
             ledger.add(entry.partition, entry.offset, record)
-            (book.add_aside if (entry.partition, entry.offset) in dead else book.add_usage)(record)
+            state = letters.get((entry.partition, entry.offset), REDRIVEN)
+            if state == REDRIVEN:
+                book.add_usage(record)
+            else:
+                book.add_aside(record, written_off=state == DISCARDED)
 
         await reading.each(
             topics.usage, usage, UsageRecorded, use_usage, lambda e: ledger.add_undecodable(e.partition, e.offset)
@@ -106,6 +114,10 @@ async def _judge(
             (r["customer_id"], r["hour"], r["model"], r["version"], r["price_id"], r["meter"]): r["quantity"]
             async for r in connection.cursor(sql["rows"], since, prefetch=5000)
         }
+        outside = [
+            f"{r['customer_id']} hour '{r['hour']}' {r['model']} {r['meter']}: {r['quantity']}"
+            for r in await connection.fetch(sql["rows_outside"])
+        ]
         processed = [
             UUID(int=r["request_id"].int) async for r in connection.cursor(sql["processed"], since, prefetch=20_000)
         ]
@@ -114,6 +126,7 @@ async def _judge(
         rows=rows,
         processed=processed,
         aside_billed={UUID(int=r["request_id"].int) for r in billed},
+        outside=outside,
         notes=trimmed(topics.usage, usage),
     )
     await reading.each(
@@ -138,6 +151,7 @@ async def _judge(
         hours=hours,
         open_ids=open_ids,
         undecodable=dict(reading.undecodable),
+        open_letters=open_letters,
     )
 
 
@@ -177,32 +191,29 @@ async def wait_for_ledger(
     group = ledger_group(settings.kafka.namespace)
     clock = asyncio.get_running_loop().time
     ends_at = clock() + timeout_s
-    connection = await connect(settings.postgres)
-    try:
-        async with open_log(settings.kafka, decodes=False) as reader:
-            spans = await reader.freeze(topic, USAGE.partitions)
-            while True:
-                found = await connection.fetch(queries("streams.replay")["positions"], group, topic)
-                positions = {r["partition"]: r["next_offset"] for r in found}
-                waiting = {
-                    p: Span(first=s.first, begin=max(positions.get(p, 0), s.first), end=s.end)
-                    for p, s in spans.items()
-                    if max(positions.get(p, 0), s.first) < s.end
-                }
-                # What lies ahead may be transaction markers, which nobody reads and the ledger never passes.
-                spans = {
-                    p: s
-                    for p, s in waiting.items()
-                    if await reader.first(topic, p, begin=s.begin, end=s.end) is not None
-                }
-                progress(sum(s.end - s.begin for s in spans.values()))
-                if not spans:
-                    return
-                if clock() > ends_at:
-                    raise NotCaughtUp(
-                        f"{topic}: the ledger has not caught up within {timeout_s:g} s: "
-                        + ", ".join(f"partition {p} at {s.begin} of {s.end}" for p, s in sorted(spans.items()))
-                    )
-                await asyncio.sleep(0.2)
-    finally:
-        await connection.close(timeout=5)
+    async with (
+        open_connection(settings.postgres) as connection,
+        open_log(settings.kafka, decodes=False) as reader,
+    ):
+        spans = await reader.freeze(topic, USAGE.partitions)
+        while True:
+            found = await connection.fetch(queries("streams.replay")["positions"], group, topic)
+            positions = {r["partition"]: r["next_offset"] for r in found}
+            waiting = {
+                p: Span(first=s.first, begin=max(positions.get(p, 0), s.first), end=s.end)
+                for p, s in spans.items()
+                if max(positions.get(p, 0), s.first) < s.end
+            }
+            # What lies ahead may be transaction markers, which nobody reads and the ledger never passes.
+            spans = {
+                p: s for p, s in waiting.items() if await reader.first(topic, p, begin=s.begin, end=s.end) is not None
+            }
+            progress(sum(s.end - s.begin for s in spans.values()))
+            if not spans:
+                return
+            if clock() > ends_at:
+                raise NotCaughtUp(
+                    f"{topic}: the ledger has not caught up within {timeout_s:g} s: "
+                    + ", ".join(f"partition {p} at {s.begin} of {s.end}" for p, s in sorted(spans.items()))
+                )
+            await asyncio.sleep(0.2)

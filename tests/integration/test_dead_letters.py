@@ -104,7 +104,7 @@ async def kept(c: Connection) -> list[DeadLetter]:
             event_id=dead_letter_id(r["topic"], r["partition"], r["offset"]),
             occurred_at=r["seen_at"],
             attempts=1,
-            **{n: r[n] for n in r.keys() if n != "seen_at"},  # noqa: SIM118 (a row is no dict)
+            **{n: r[n] for n in r.keys() if n not in ("seen_at", "kind", "state")},  # noqa: SIM118 (a row is no dict)
         )
         for r in rows
     ]

@@ -177,6 +177,13 @@ def test_usage_that_was_set_aside_is_no_usage_and_is_not_awaited() -> None:
     ]
 
 
+def test_usage_that_was_discarded_is_not_missed() -> None:
+    made = book([A], [finished(A)], [])
+    made.add_aside(usage_of(A), written_off=True)
+    assert not made.unsettled()
+    assert conservation(made).holds is True
+
+
 def test_records_before_since_are_left_out() -> None:
     since = NOON + timedelta(hours=1)
     made = book([A, B], [finished(A), finished(B)], [usage_of(B)], since=since)

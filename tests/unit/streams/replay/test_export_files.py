@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
@@ -143,6 +146,57 @@ def test_a_file_that_exists_stays_unless_it_may_go(tmp_path: Path) -> None:
         out.write(b"new")
         assert path.read_text() == "old"
     assert path.read_text() == "new"
+
+
+def unwritable(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Each kind of thing that is no regular file, and its name in words."""
+    os.mkfifo(folder / "pipe")
+    yield folder / "pipe", "a pipe"
+    (folder / "folder").mkdir()
+    yield folder / "folder", "a folder"
+    yield Path("/dev/null"), "a device"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(folder / "socket"))
+        yield folder / "socket", "a socket"
+    (folder / "theirs").write_text("theirs")
+    (folder / "link").symlink_to("theirs")
+    yield folder / "link", "a link to theirs"
+    (folder / "dangling").symlink_to("nowhere")
+    yield folder / "dangling", "a link to nowhere"
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_is_no_regular_file_is_never_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a socket's name has little room
+    for path, words in unwritable(Path()):
+        before = path.lstat()
+        with pytest.raises(FileExistsError, match=f"{path.name} is {words}"), whole_file(path, overwrite=overwrite):
+            pass
+        assert path.lstat() == before
+    assert (tmp_path / "theirs").read_text() == "theirs"
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_what_stops_being_a_file_meanwhile_is_not_replaced_either(tmp_path: Path) -> None:
+    path = tmp_path / "usage.csv"
+    path.write_text("old")
+    writing = whole_file(path, overwrite=True)
+    writing.__enter__().write(b"new")
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(FileExistsError, match="a pipe"):
+        writing.__exit__(None, None, None)
+    assert path.is_fifo()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_name_as_long_as_may_be_can_be_written(tmp_path: Path) -> None:
+    path = tmp_path / ("é" * 125 + ".csv")
+    with whole_file(path, overwrite=False) as out:
+        out.write(b"x")
+    assert path.read_bytes() == b"x"
 
 
 def test_a_file_that_somebody_writes_meanwhile_stays(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from uuid import UUID, uuid4
 import pytest
 
 from schemas.records import BucketCharge, InferenceRequested, UsageRecorded
-from streams.replay.proofs import LedgerKey, LedgerProof, LimitProof, Verdict, least_spare
+from streams.replay.limits import LimitProof, least_spare
+from streams.replay.proofs import LedgerKey, LedgerProof, Verdict
 from tests.factories import NOON, requested
 from tests.unit.streams.usage_samples import usage
 
@@ -83,6 +84,28 @@ def test_a_request_whose_only_record_was_set_aside_was_never_billed(lost: UsageR
     assert kinds(verdict) == ["set aside and never billed"]
     assert verdict.findings[0].examples == (str(lost.request_id),)  # once, however often it was set aside
     assert verdict.figures["set_aside"] == 2
+
+
+def test_a_redriven_record_must_be_billed_and_a_discarded_one_need_not() -> None:
+    aside = {"dead": frozenset({(0, 2), (0, 3)}), "settled": {(0, 2): "redriven", (0, 3): "discarded"}}
+    discarded = usage(4)
+    verdict = judge([*THREE, discarded], ROWS, IDS, **aside)  # type: ignore[arg-type]
+    assert verdict.holds is True
+    figures = verdict.figures
+    assert (figures["set_aside"], figures["redriven"], figures["discarded"]) == (2, 1, 1)
+    unbilled = judge([*THREE, discarded], {key("items"): 8, key("requests"): 2}, IDS[:2], **aside)  # type: ignore[arg-type]
+    assert kinds(unbilled) == ["request on the topic was never billed", "ledger and topic differ"]
+    counted = judge([*THREE, discarded], ROWS, [*IDS, discarded.request_id], **aside)  # type: ignore[arg-type]
+    assert kinds(counted) == ["billed request is not on the topic"]
+
+
+def test_a_redriven_record_that_does_not_decode_here_is_a_gap_and_no_violation() -> None:
+    proof = LedgerProof(next_offsets={0: 2}, dead={(0, 0), (0, 1)}, settled={(0, 0): "redriven", (0, 1): "discarded"})
+    proof.add_undecodable(0, 0)
+    proof.add_undecodable(0, 1)
+    verdict = proof.finish(rows=ROWS, processed=IDS, aside_billed=frozenset())
+    assert verdict.holds is None
+    assert "a newer inferlog has to verify it" in verdict.notes[0]
 
 
 def test_a_request_set_aside_here_and_billed_in_an_hour_not_looked_at_was_billed() -> None:
