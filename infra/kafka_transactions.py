@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
+from uuid import UUID
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import (
@@ -30,6 +31,7 @@ from aiokafka.errors import (
 )
 
 from infra.kafka import BusUnavailable, KeyedRecord
+from infra.kafka_topic_ids import Position, topic_ids
 from infra.settings import KafkaSettings
 
 #: Nothing that has an order may be spread over several partitions.
@@ -78,22 +80,21 @@ class Publisher:
 
     def __init__(self, client: AIOKafkaProducer) -> None:
         self._client = client
-        self._topics: set[str] = set()
+        self._ids: dict[str, UUID | None] = {}
 
-    async def has_topic(self, topic: str) -> bool:
-        """Whether the topic exists; the broker is asked again about those that did not. Raises BusUnavailable."""
-        if topic not in self._topics:
-            try:
-                self._topics = (await self._client.client.fetch_all_metadata()).topics()
-            except KafkaError as error:
-                raise BusUnavailable(f"{type(error).__name__}: {error}") from error
-        return topic in self._topics
+    async def topic_ids(self, topics: Sequence[str]) -> dict[str, UUID | None]:
+        """The ids of those of these topics that exist, as the broker knows them now. Raises BusUnavailable."""
+        found = await topic_ids(self._client.client, topics)
+        self._ids.update(found)
+        return found
 
-    async def publish(self, records: Sequence[KeyedRecord], *, timeout_s: float) -> dict[str, int]:
+    async def publish(self, records: Sequence[KeyedRecord], *, timeout_s: float) -> dict[str, Position]:
         """Put all of these records, or none, on the first partition of their topics, in order.
 
-        Returns the offset after the last one per topic, where the broker told it. Raises Refused (none is published),
-        Fenced and BusUnavailable (all or none are; the next publisher's opening decides it for good).
+        Returns the offset after the last one per topic, where the broker told it, with the id that the topic had when
+        it was asked for before: one that is made anew meanwhile has another, so that the position holds for neither.
+        Raises Refused (none is published), Fenced and BusUnavailable (all or none are; the next publisher's opening
+        decides it for good).
         """
         try:
             return await asyncio.wait_for(self._publish(records), timeout_s)
@@ -105,9 +106,12 @@ class Publisher:
         except asyncio.TimeoutError as error:
             raise BusUnavailable(f"{len(records)} records were not committed in {timeout_s:g} s") from error
 
-    async def _publish(self, records: Sequence[KeyedRecord]) -> dict[str, int]:
-        for topic in dict.fromkeys(r.topic for r in records):
-            if not await self.has_topic(topic):
+    async def _publish(self, records: Sequence[KeyedRecord]) -> dict[str, Position]:
+        topics = list(dict.fromkeys(r.topic for r in records))
+        if new := [t for t in topics if t not in self._ids]:
+            await self.topic_ids(new)
+        for topic in new:
+            if topic not in self._ids:
                 raise Refused(f"there is no topic {topic} (create it: inferlog provision)", topic=topic)
         await self._client.begin_transaction()
         sent: list[asyncio.Future[Any]] = []
@@ -120,7 +124,7 @@ class Publisher:
             sent.append(future)
         done = await asyncio.gather(*sent)
         await self._client.commit_transaction()
-        return {d.topic: d.offset + 1 for d in done if d.offset >= 0}
+        return {d.topic: Position(self._ids[d.topic], d.offset + 1) for d in done if d.offset >= 0}
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ from hashlib import sha256
 from typing import Final, NamedTuple
 from uuid import UUID
 
+from infra.kafka_topic_ids import Position
 from infra.postgres import Connection, queries
 from schemas.codec import encode
 from schemas.facts import Fact
@@ -59,19 +60,30 @@ async def add_facts(
     )
 
 
-async def add_earlier_facts(connection: Connection, facts: Sequence[tuple[Topic, str, Fact]], *, stamp: Stamp) -> None:
-    """Put facts with their topics and keys before every fact that is written by `add_facts`; once in a database's life.
+class FramedFact(NamedTuple):
+    """A fact as the outbox holds it; `topic` is without the installation's namespace, `headers` are JSON."""
 
-    They get the positions up to 0, in the order given. Raises EncodeError, and a unique violation the second time.
+    event_id: UUID
+    topic: str
+    key: bytes
+    value: bytes
+    headers: str
+
+
+def framed(topic: Topic, key: str, fact: Fact, *, stamp: Stamp) -> FramedFact:
+    """A fact made ready for the outbox. Raises EncodeError."""
+    return FramedFact(fact.event_id, topic.name, key.encode(), encode(fact), _headers(fact, stamp))
+
+
+async def add_earlier_facts(connection: Connection, facts: Sequence[FramedFact]) -> None:
+    """Put facts, in the order given, before every fact that waits, at positions up to 0.
+
+    For facts that are older than all of those; no relay may publish meanwhile. Raises a unique violation when one of
+    them waits already.
     """
-    await connection.execute(
-        queries("infra")["outbox_add_earlier"],
-        [fact.event_id for _, _, fact in facts],
-        [topic.name for topic, _, _ in facts],
-        [key.encode() for _, key, _ in facts],
-        [encode(fact) for _, _, fact in facts],
-        [_headers(fact, stamp) for _, _, fact in facts],
-    )
+    columns = list(zip(*facts, strict=True))
+    if columns:
+        await connection.execute(queries("infra")["outbox_add_earlier"], *map(list, columns))
 
 
 def _headers(fact: Fact | DeadLetter, stamp: Stamp) -> str:
@@ -114,7 +126,7 @@ async def take_relay_lock(connection: Connection, *, lease_s: float) -> bool:
 async def first_waiting(
     connection: Connection, *, rows: int, size_bytes: int, apart_from: Sequence[str] = ()
 ) -> list[WaitingFact]:
-    """The oldest facts in order: at most `rows`, and at most `size_bytes` of values unless the first has more.
+    """The oldest facts in order: at most `rows`, and together at most `size_bytes` unless the first has more.
 
     Facts of the topics in `apart_from` are left out.
     """
@@ -127,7 +139,8 @@ async def first_waiting(
             key=r["key"],
             value=r["value"],
             headers=[
-                *((name, text.encode()) for name, text in json.loads(r["headers"]).items()),
+                # A record with two ids would be taken for another writer's when the topic is looked at.
+                *((name, text.encode()) for name, text in json.loads(r["headers"]).items() if name != EVENT_ID),
                 (EVENT_ID, str(r["event_id"]).encode()),
             ],
         )
@@ -135,12 +148,13 @@ async def first_waiting(
     ]
 
 
-async def topics_waiting(connection: Connection) -> dict[str, int]:
-    """The topics for which facts wait, each with the offset up to which it has been looked at."""
-    return {r["topic"]: r["next_offset"] for r in await connection.fetch(queries("infra")["outbox_topics_waiting"])}
+async def topics_waiting(connection: Connection) -> dict[str, Position]:
+    """The topics for which facts wait, each with the position up to which it has been looked at."""
+    found = await connection.fetch(queries("infra")["outbox_topics_waiting"])
+    return {r["topic"]: Position(r["topic_id"], r["next_offset"]) for r in found}
 
 
-async def settle(connection: Connection, seen: Sequence[Seen], reached: Mapping[str, int]) -> int:
+async def settle(connection: Connection, seen: Sequence[Seen], reached: Mapping[str, Position]) -> int:
     """Remove facts that are on their topics and note up to where these have been looked at, in one step.
 
     A record is a waiting fact when id, topic, key and value are the same: whoever may write to a topic can write any id
@@ -153,6 +167,7 @@ async def settle(connection: Connection, seen: Sequence[Seen], reached: Mapping[
         [fact.key for fact in seen],
         [sha256(fact.value).digest() for fact in seen],
         list(reached),
-        list(reached.values()),
+        [position.topic_id for position in reached.values()],
+        [position.next_offset for position in reached.values()],
     )
     return removed

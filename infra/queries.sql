@@ -1,15 +1,4 @@
--- The outbox, as whoever changes a table writes it, and as the relay empties it.
-
--- name: outbox_order
--- Both until the end of the transaction.
-SELECT set_config('idle_in_transaction_session_timeout', $2, true), pg_advisory_xact_lock($1)
-
--- name: outbox_add
-INSERT INTO outbox (event_id, topic, key, value, headers)
-SELECT event_id, $2, key, value, headers
-FROM unnest($1::uuid[], $3::bytea[], $4::bytea[], $5::jsonb[]) WITH ORDINALITY
-    AS new (event_id, key, value, headers, number)
-ORDER BY number
+-- Migrations, and turns taken by whoever provisions.
 
 -- name: take_turn
 -- Held by the connection until it closes.
@@ -34,13 +23,28 @@ INSERT INTO schema_migrations (name, digest) VALUES ($1, $2)
 -- name: text_digest
 SELECT encode(sha256(convert_to($1, 'UTF8')), 'hex')
 
--- The outbox, as the relay empties it.
+-- The outbox, as whoever changes a table writes it.
+
+-- name: outbox_order
+-- Both until the end of the transaction.
+SELECT set_config('idle_in_transaction_session_timeout', $2, true), pg_advisory_xact_lock($1)
+
+-- name: outbox_add
+INSERT INTO outbox (event_id, topic, key, value, headers)
+SELECT event_id, $2, key, value, headers
+FROM unnest($1::uuid[], $3::bytea[], $4::bytea[], $5::jsonb[]) WITH ORDINALITY
+    AS new (event_id, key, value, headers, number)
+ORDER BY number
 
 -- name: outbox_add_earlier
+-- Before every fact that waits, and never at a position that a command's fact may have.
 INSERT INTO outbox (position, event_id, topic, key, value, headers) OVERRIDING SYSTEM VALUE
-SELECT number - count(*) OVER (), event_id, topic, key, value, headers
+SELECT least((SELECT min(position) FROM outbox), 1) - 1 - count(*) OVER () + number,
+       event_id, topic, key, value, headers
 FROM unnest($1::uuid[], $2::text[], $3::bytea[], $4::bytea[], $5::jsonb[]) WITH ORDINALITY
     AS new (event_id, topic, key, value, headers, number)
+
+-- The outbox, as the relay empties it.
 
 -- name: outbox_session
 -- A relay that is frozen loses its session, and with it the lock; one that waits for a row does not wait for long.
@@ -50,23 +54,25 @@ SELECT set_config('idle_session_timeout', $1, false), set_config('idle_in_transa
 -- name: outbox_relay
 SELECT pg_try_advisory_lock($1)
 
+-- name: outbox_topics_waiting
+SELECT topic, topic_id, coalesce(next_offset, 0) AS next_offset
+FROM (SELECT DISTINCT topic FROM outbox) AS waiting LEFT JOIN outbox_topics USING (topic)
+ORDER BY topic
+
 -- name: outbox_first
 SELECT position, event_id, topic, key, value, headers
 FROM (
-    SELECT *, sum(octet_length(value)) OVER (ORDER BY position) - octet_length(value) AS bytes_before
-    FROM outbox
-    WHERE topic <> ALL ($3::text[])
-    ORDER BY position
-    LIMIT $1
+    SELECT *, sum(bytes) OVER (ORDER BY position) - bytes AS bytes_before
+    FROM (
+        SELECT *, octet_length(key) + octet_length(value) + octet_length(headers::text) AS bytes
+        FROM outbox
+        WHERE topic <> ALL ($3::text[])
+        ORDER BY position
+        LIMIT $1
+    ) AS sized
 ) AS oldest
-WHERE bytes_before = 0 OR bytes_before + octet_length(value) <= $2
+WHERE bytes_before = 0 OR bytes_before + bytes <= $2
 ORDER BY position
-
--- name: outbox_topics_waiting
-SELECT topic, coalesce(max(next_offset), 0) AS next_offset
-FROM outbox LEFT JOIN outbox_topics USING (topic)
-GROUP BY topic
-ORDER BY topic
 
 -- name: outbox_settle
 WITH removed AS (
@@ -78,11 +84,14 @@ WITH removed AS (
     )
     RETURNING position
 ), reached AS (
-    INSERT INTO outbox_topics (topic, next_offset)
-    SELECT topic, next_offset FROM unnest($5::text[], $6::bigint[]) AS reached (topic, next_offset)
-    ON CONFLICT (topic) DO UPDATE SET next_offset = excluded.next_offset
+    INSERT INTO outbox_topics (topic, topic_id, next_offset)
+    SELECT topic, topic_id, next_offset
+    FROM unnest($5::text[], $6::uuid[], $7::bigint[]) AS reached (topic, topic_id, next_offset)
+    ON CONFLICT (topic) DO UPDATE SET topic_id = excluded.topic_id, next_offset = excluded.next_offset
 )
 SELECT count(*) FROM removed
+
+-- The outbox, as `inferlog outbox list` shows it.
 
 -- name: outbox_standing
 -- Per topic: how many facts wait, since when the oldest does, and how large the first one is.

@@ -1,134 +1,127 @@
 """Tells the rows that are older than the outbox: one fact for each price, version, route and key, once per database.
 
-They come before every fact that a command wrote, because a relay publishes nothing before it has told them.
+They come before every fact that a command wrote, because a relay publishes nothing before it has told them all.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
-from uuid import UUID, uuid5
 
-from infra.outbox import add_earlier_facts
+from infra.outbox import FramedFact, add_earlier_facts, framed
 from infra.postgres import Connection, Record, queries
-from schemas.facts import Fact, KeyChange, KeyChanged, ModelPublished, PriceBookPublished, RouteChanged
 from schemas.headers import Stamp
-from schemas.records import Task
-from schemas.topics import KEYS, MODELS, PRICES, ROUTES, Topic
+from streams.old_rows import Told, of_key, of_price, of_route, of_version
 
-_IDS: Final = uuid5(UUID(int=0), "inferlog:backfill")
-_BY: Final[dict[str, Any]] = {"actor": "migration", "reason": "the row is older than the outbox"}
+log = logging.getLogger(__name__)
+
 _STAMP: Final = Stamp("streams")
+#: Rows of a slice: some 0.5 s, and 5 MB, but for manifests (the statement bounds those).
+SLICE_ROWS: Final = 5000
+_MOST_NAMED: Final = 20
 
-#: A topic, a key and a fact.
-Told = tuple[Topic, str, Fact]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """A table, the statement for slices of its old rows, and the fact that a row makes."""
+
+    table: str
+    statement: str
+    fact: Callable[[Record], Told]
 
 
-async def tell_old_rows(connection: Connection) -> int:
-    """Write the facts, unless they were written; returns how many. Raises what Postgres raises.
+# From the last to the first on the log: prices and versions come before the routes that name them.
+_SOURCES: Final = (
+    _Source(table="api_keys", statement="old_keys", fact=of_key),
+    _Source(table="routes", statement="old_routes", fact=of_route),
+    _Source(table="model_versions", statement="old_versions", fact=of_version),
+    _Source(table="prices", statement="old_prices", fact=of_price),
+)
 
-    The transaction is left open on failure: the session ends with it.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Untold:
+    """Rows that no fact can carry: how many, and the first ones, each with the reason."""
+
+    count: int = 0
+    first: Sequence[str] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"count": self.count, "first": list(self.first)}
+
+
+async def tell_old_rows(
+    connection: Connection, *, progress: Callable[[int], None] = lambda told: None, rows: int = SLICE_ROWS
+) -> int:
+    """Write the facts that are not written yet, `rows` rows at a time; returns how many.
+
+    `progress` is called with their number when there is something to do, and after each slice. A row that no fact can
+    carry is noted and passed over. Raises what Postgres raises. A transaction is left open on failure: the session
+    ends with it.
     """
-    # One Postgres transaction: dying before its COMMIT, nothing was told; after it, these tables are told for ever.
-    # 1  claim the tables    2  read their old rows    3  write the facts
     sql = queries("streams")
-    transaction = connection.transaction()
-    await transaction.start()
-    facts: list[Told] = []
-    if await connection.fetch(sql["backfill_claim"]):
+    await connection.execute(sql["backfill_begin"])
+    tables = {r["source"] for r in await connection.fetch(sql["backfill_open"])}
+    told = 0
+    if tables:
         since = await connection.fetchval(sql["outbox_since"])
         if since is None:
             raise RuntimeError("schema_migrations does not say when 0005_facts.sql was applied")
-        facts = in_order(
-            [
-                *map(of_price, await connection.fetch(sql["old_prices"], since)),
-                *map(of_version, await connection.fetch(sql["old_versions"], since)),
-                *map(of_route, await connection.fetch(sql["old_routes"], since)),
-                *(told for row in await connection.fetch(sql["old_keys"], since) for told in of_key(row, since)),
-            ]
-        )
-        await add_earlier_facts(connection, facts, stamp=_STAMP)
+        progress(told)
+        for source in (s for s in _SOURCES if s.table in tables):
+            while (count := await _tell_slice(connection, source, since, rows=rows)) is not None:
+                told += count
+                progress(told)
+    return told
+
+
+async def _tell_slice(connection: Connection, source: _Source, since: Any, *, rows: int) -> int | None:
+    """Tell the newest rows of a table that are not told; returns how many facts that made, None when all are told."""
+    # One Postgres transaction: dying before its COMMIT, the slice is told next time; after it, the next one is.
+    # 1  take the table's turn
+    # 2  read the slice
+    # 3  write its facts before all that wait, so that the slices, each older than the one before, stand in order
+    # 4  note the rows that cannot be told
+    # 5  note how far the table is told, or, when the slice is empty, that it is
+    sql = queries("streams")
+    transaction = connection.transaction()
+    await transaction.start()
+    slice_: list[Record] = []
+    facts: list[FramedFact] = []
+    if await connection.fetchval(sql["backfill_turn"], source.table):
+        slice_ = await connection.fetch(sql[source.statement], since, rows)
+        if slice_:
+            facts, refused = _judged(source, slice_)
+            await add_earlier_facts(connection, facts[::-1])
+            if refused:
+                await connection.execute(sql["untold_add"], source.table, list(refused), list(refused.values()))
+            await connection.execute(sql["backfill_move"], source.table, slice_[-1]["at"], slice_[-1]["id"])
+        else:
+            await connection.execute(sql["backfill_complete"], source.table)
     await transaction.commit()
-    return len(facts)
+    return len(facts) if slice_ else None
 
 
-def in_order(facts: Sequence[Told]) -> list[Told]:
-    """By the time of the change; what was told at once stays as given."""
-    return sorted(facts, key=lambda told: told[2].occurred_at)
+def _judged(source: _Source, rows: Sequence[Record]) -> tuple[list[FramedFact], dict[str, str]]:
+    """The facts of these rows, in their order, and why other rows make none, by id."""
+    facts: list[FramedFact] = []
+    refused: dict[str, str] = {}
+    for row in rows:
+        try:
+            facts.append(framed(*source.fact(row), stamp=_STAMP))
+        except (ValueError, TypeError, ArithmeticError) as error:
+            refused[row["id"]] = f"{type(error).__name__}: {error}"
+            if len(refused) <= _MOST_NAMED:
+                log.error("no fact can tell row %s of %s: %s", row["id"], source.table, refused[row["id"]])
+    return facts, refused
 
 
-def of_price(row: Mapping[str, Any] | Record) -> Told:
-    """The fact of a price."""
-    fact = PriceBookPublished(
-        event_id=uuid5(_IDS, f"price/{row['price_id']}/{row['currency']}"),
-        occurred_at=row["created_at"],
-        price_id=row["price_id"],
-        currency=row["currency"],
-        amounts_micros=json.loads(row["amounts_micros"]),
-        **_BY,
-    )
-    return PRICES, fact.price_id, fact
-
-
-def of_version(row: Mapping[str, Any] | Record) -> Told:
-    """The fact of a model version."""
-    fact = ModelPublished(
-        event_id=uuid5(_IDS, f"version/{row['model']}/{row['version']}"),
-        occurred_at=row["created_at"],
-        model=row["model"],
-        version=row["version"],
-        task=Task(row["task"]),
-        artifact_uri=row["artifact_uri"],
-        manifest=row["manifest"],
-        **_BY,
-    )
-    return MODELS, fact.model, fact
-
-
-def of_route(row: Mapping[str, Any] | Record) -> Told:
-    """The fact of a route as it is; what it was before is not known."""
-    fact = RouteChanged(
-        event_id=uuid5(_IDS, f"route/{row['model']}"),
-        occurred_at=row["updated_at"],
-        model=row["model"],
-        version=row["version"],
-        pool=row["pool"],
-        spread=row["spread"],
-        price_id=row["price_id"],
-        **_BY,
-    )
-    return ROUTES, fact.model, fact
-
-
-def of_key(row: Mapping[str, Any] | Record, since: Any) -> list[Told]:
-    """The facts of a key: that it was created and, when that was before `since`, that it was revoked.
-
-    `last_created_at` and `last_expires_at` are of its newest successor, or its own: rotations have come later and have
-    told themselves, so they must not show in what was before them.
-    """
-    ends = row["last_expires_at"]
-
-    def fact(change: KeyChange, at: str, **after: Any) -> Told:
-        return (
-            KEYS,
-            row["key_id"],
-            KeyChanged(
-                event_id=uuid5(_IDS, f"key/{row['key_id']}/{change.value}"),
-                occurred_at=row[at],
-                key_id=row["key_id"],
-                customer_id=row["customer_id"],
-                change=change,
-                label=row["label"],
-                requests_per_s=row["requests_per_s"],
-                burst=row["burst"],
-                expires_at=None if ends is None else row["created_at"] + (ends - row["last_created_at"]),
-                **after,
-                **_BY,
-            ),
-        )
-
-    created = fact(KeyChange.CREATED, "created_at")
-    if row["revoked_at"] is None or row["revoked_at"] > since:
-        return [created]
-    return [created, fact(KeyChange.REVOKED, "revoked_at", revoked_at=row["revoked_at"])]
+async def untold(connection: Connection) -> Untold:
+    """The rows that were passed over, in this database's whole life, and are still noted."""
+    found = await connection.fetch(queries("streams")["untold"], _MOST_NAMED)
+    if not found:
+        return Untold()
+    return Untold(count=found[0]["rows"], first=[f"{r['source']} {r['id']}: {r['reason']}" for r in found])

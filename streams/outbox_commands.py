@@ -20,6 +20,7 @@ from infra.settings import KafkaSettings, ReplaySettings, replay_settings
 from infra.telemetry import configure_logging
 from schemas.keys import prefixed
 from schemas.topics import all_topics
+from streams.backfill import Untold, untold
 from streams.relay import Relay
 
 _NO_RELAY = "no relay runs; start the ledger (faust -A streams.app worker) or  inferlog outbox relay"
@@ -50,9 +51,10 @@ def outbox() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with the relay and the waiting topics.")
 def list_(as_json: bool) -> None:
     """Show which facts wait to be published, since when, and what hinders them."""
-    relay, lines = asyncio.run(_read(replay_settings()))
+    relay, lines, passed_over = asyncio.run(_read(replay_settings()))
     if as_json:
-        click.echo(json.dumps({"relay": relay, "topics": [line.plain() for line in lines]}))
+        topics = [line.plain() for line in lines]
+        click.echo(json.dumps({"relay": relay, "topics": topics, "untold": passed_over.plain()}))
         return
     click.echo(
         _NO_RELAY if relay is None else f"a relay is active since {relay['since']} (Postgres session {relay['pid']})"
@@ -63,6 +65,13 @@ def list_(as_json: bool) -> None:
         click.echo(f"{line.topic}: {line.waiting} waiting, the oldest for {line.oldest_age_s:.0f} s")
         if line.problem is not None:
             click.echo(f"  {line.problem}")
+    if passed_over.count:
+        click.echo(
+            f"{passed_over.count} rows older than the outbox have no fact; mend and change them by a command, then"
+        )
+        click.echo("remove them from the table outbox_untold:")
+        for row in passed_over.first:
+            click.echo(f"  {row}")
 
 
 @outbox.command(epilog="Example:  inferlog outbox relay")
@@ -82,12 +91,13 @@ async def _relay(settings: ReplaySettings) -> None:
         task.result()
 
 
-async def _read(settings: ReplaySettings) -> tuple[dict[str, Any] | None, list[WaitingTopic]]:
+async def _read(settings: ReplaySettings) -> tuple[dict[str, Any] | None, list[WaitingTopic], Untold]:
     sql = queries("infra")
     connection = await connect(settings.postgres)
     try:
         session = await connection.fetchrow(sql["outbox_relay_session"], RELAY_LOCK)
         rows = await connection.fetch(sql["outbox_standing"])
+        passed_over = await untold(connection)
     finally:
         await connection.close(timeout=5)
     relay = (
@@ -102,7 +112,7 @@ async def _read(settings: ReplaySettings) -> tuple[dict[str, Any] | None, list[W
     there = await _topics(settings.kafka, [r["topic"] for r in rows])
     largest = {t.name: t.max_message_bytes for t in all_topics()}
     now = datetime.now(timezone.utc)
-    return relay, [
+    waiting = [
         WaitingTopic(
             topic=r["topic"],
             waiting=r["waiting"],
@@ -118,6 +128,7 @@ async def _read(settings: ReplaySettings) -> tuple[dict[str, Any] | None, list[W
         )
         for r in rows
     ]
+    return relay, waiting, passed_over
 
 
 async def _topics(settings: KafkaSettings, topics: Sequence[str]) -> Mapping[str, bool] | str:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Final
 from uuid import UUID
 
 from infra.kafka import BusUnavailable, ConsumerRecord, KeyedRecord, TopicPartition, open_consumer
 from infra.kafka_spans import read_spans, span_from, spans_kept
+from infra.kafka_topic_ids import Position, trusted
 from infra.kafka_transactions import PARTITION, Publisher, Refused, open_publisher
 from infra.outbox import (
     Seen,
@@ -28,7 +29,7 @@ from infra.postgres import Connection, connect, is_outage, is_unusable
 from infra.settings import KafkaSettings, PostgresSettings
 from schemas.headers import EVENT_ID
 from schemas.keys import prefixed
-from streams.backfill import tell_old_rows
+from streams.backfill import tell_old_rows, untold
 from streams.relay_standing import Standing, next_stride
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ MAX_BYTES: Final = 8 * 1024 * 1024
 PUBLISH_S: Final = 15.0
 TRANSACTION_S: Final = 20.0
 LEASE_S: Final = 30.0
+_ID_BYTES: Final = 36
 
 
 class Relay:
@@ -81,7 +83,7 @@ class Relay:
     async def round(self) -> None:
         """Wait to be the one relay, then publish until something fails. Raises whatever that is."""
         # 1  take the lock           dying after it: Postgres frees it with the session, after lease_s at the latest
-        # 2  tell old rows           dying before its COMMIT: none is told; after it: they wait like all facts
+        # 2  tell old rows           dying in between: the next relay goes on after the last slice; see _tell_slice
         # 3  fence                   from here no earlier relay can publish; a transaction it left open is void
         # 4  look at the topics      what earlier relays published is removed; dying anywhere: the next one looks again.
         #                            Where others keep a transaction open the look is not over, and the topic is held
@@ -90,72 +92,82 @@ class Relay:
             while not await take_relay_lock(connection, lease_s=self._lease_s):
                 self.standing.standby()
                 await self._sleep(STANDBY_POLL_S)
-            told = await tell_old_rows(connection)
+            told = await tell_old_rows(connection, progress=self.standing.telling)
             if told:
                 log.info("%d facts about rows older than the outbox wait to be published", told)
+            self.standing.passed_over(await untold(connection))
             while True:
                 async with self.open_publisher() as publisher:
-                    unseen = await self._look(connection, await self._ends(connection, publisher))
+                    unseen = await self._look(connection, publisher, await self._ends(connection, publisher))
                     self.standing.active()
                     await self._publish(connection, publisher, unseen)
 
-    @asynccontextmanager
-    async def open_publisher(self) -> AsyncIterator[Publisher]:
+    def open_publisher(self) -> AbstractAsyncContextManager[Publisher]:
         """The one publisher of this installation's facts from now on."""
         transactional_id = prefixed(self._kafka.namespace, "outbox-relay")
-        async with open_publisher(self._kafka, transactional_id, transaction_timeout_s=TRANSACTION_S) as publisher:
-            yield publisher
+        return open_publisher(self._kafka, transactional_id, transaction_timeout_s=TRANSACTION_S)
 
     def _place(self, topic: str) -> TopicPartition:
         return TopicPartition(prefixed(self._kafka.namespace, topic), PARTITION)
 
-    async def _ends(self, connection: Connection, publisher: Publisher) -> dict[str, int]:
+    async def _there(self, publisher: Publisher, topics: Iterable[str]) -> dict[str, UUID | None]:
+        """The ids of those of these topics that exist; both are without the namespace."""
+        names = {self._place(topic).topic: topic for topic in topics}
+        return {names[name]: found for name, found in (await publisher.topic_ids(list(names))).items()} if names else {}
+
+    async def _ends(self, connection: Connection, publisher: Publisher) -> dict[str, Position]:
         """The topics that facts wait for, each with an offset below which all lies that earlier relays published."""
-        places = {}
-        for topic in await topics_waiting(connection):
-            if await publisher.has_topic(self._place(topic).topic):
-                places[topic] = self._place(topic)
-        if not places:
+        ids = await self._there(publisher, await topics_waiting(connection))
+        if not ids:
             return {}
         # To a reader of committed records a topic ends where the oldest open transaction begins, whoever opened it.
         async with open_consumer(self._kafka, group=None, committed=False) as consumer:
-            kept = await spans_kept(consumer, list(places.values()))
-        return {topic: kept[place].stop for topic, place in places.items()}
+            kept = await spans_kept(consumer, [self._place(topic) for topic in ids])
+        return {topic: Position(ids[topic], kept[self._place(topic)].stop) for topic in ids}
 
-    async def _look(self, connection: Connection, ends: Mapping[str, int]) -> dict[str, int]:
+    async def _look(
+        self, connection: Connection, publisher: Publisher, ends: Mapping[str, Position]
+    ) -> dict[str, Position]:
         """Remove from the outbox what is on its topic, whoever published it and whether or not it learnt that.
 
         Returns those of the topics that could not be read up to their ends, because others have a transaction open.
         """
-        known = {topic: offset for topic, offset in (await topics_waiting(connection)).items() if topic in ends}
-        bare = {self._place(topic): topic for topic in known}
-        reached: dict[str, int] = {}
-        if known:
+        noted = {topic: at for topic, at in (await topics_waiting(connection)).items() if topic in ends}
+        # Asked for before anything is read: a topic that is made anew after this is not taken for the one noted below.
+        ids = await self._there(publisher, noted)
+        bare = {self._place(topic): topic for topic in ids}
+        reached: dict[str, Position] = {}
+        if bare:
             found = 0
+            for topic in (t for t in ids if noted[t].topic_id not in (None, ids[t])):
+                log.warning("the topic %s is another one than before: it lacks the facts told until then", topic)
             async with open_consumer(self._kafka, group=None, max_poll_records=2000) as consumer:
                 kept = await spans_kept(consumer, list(bare))
-                spans = {p: span_from(known[bare[p]], first=s.start, end=s.stop) for p, s in kept.items()}
+                known = {place: trusted(noted[topic], ids[topic]) for place, topic in bare.items()}
+                spans = {p: span_from(known[p], first=s.start, end=s.stop) for p, s in kept.items()}
                 async with aclosing(read_spans(consumer, spans)) as batches:
                     async for records in batches:
                         # Also a sign of life: the session, and with it the lock, would end if it were silent for long.
                         found += await settle(connection, facts_in(records, bare), {})
-            reached = {bare[place]: span.stop for place, span in spans.items()}
+            reached = {bare[place]: Position(ids[bare[place]], span.stop) for place, span in spans.items()}
             found += await settle(connection, [], reached)
             if found:
                 log.info("%d facts of the outbox were on their topics already", found)
-        unseen = {topic: ends[topic] for topic, at in reached.items() if at < ends[topic]}
+        # What was made anew since the ends were asked for holds nothing of earlier relays.
+        same = [topic for topic in reached if ids[topic] == ends[topic].topic_id]
+        unseen = {topic: ends[topic] for topic in same if reached[topic].next_offset < ends[topic].next_offset}
         why = "a transaction of another writer is open there since offset {}"
-        self.standing.hold({topic: why.format(reached[topic]) for topic in unseen})
+        self.standing.hold({topic: why.format(reached[topic].next_offset) for topic in unseen})
         return unseen
 
-    async def _publish(self, connection: Connection, publisher: Publisher, unseen: Mapping[str, int]) -> None:
+    async def _publish(self, connection: Connection, publisher: Publisher, unseen: Mapping[str, Position]) -> None:
         """Publish until a record is refused, then return: the publisher is of no more use.
 
         Nothing is published to a topic in `unseen` before it was looked at up to the offset given.
         """
         while True:
             if self.standing.must_look():
-                unseen = await self._look(connection, unseen)
+                unseen = await self._look(connection, publisher, unseen)
             if self.standing.retry_blocked():
                 self._stride = 1  # what is refused again costs one attempt
             apart_from = [*unseen, *self.standing.blocked_topics()]
@@ -188,18 +200,33 @@ class Relay:
 
 def facts_in(records: Iterable[ConsumerRecord], topics: Mapping[TopicPartition, str]) -> list[Seen]:
     """What may be facts among these records, by their ids; those of other writers have none, or no good one."""
-    found = []
+    found: list[Seen] = []
+    odd: list[ConsumerRecord] = []
     for record in records:
-        for name, value in record.headers:
-            if name == EVENT_ID and record.key is not None and record.value is not None:
-                try:
-                    event_id = UUID(value.decode())
-                except ValueError:
-                    log.warning("a record's header %s is no id: %r", name, value[:64])
-                else:
-                    topic = topics[TopicPartition(record.topic, record.partition)]
-                    found.append(Seen(event_id, topic, record.key, record.value))
+        said = [value for name, value in record.headers if name == EVENT_ID]
+        if not said or record.key is None or record.value is None:
+            continue
+        event_id = _id_of(said)
+        if event_id is None:
+            odd.append(record)
+        else:
+            topic = topics[TopicPartition(record.topic, record.partition)]
+            found.append(Seen(event_id, topic, record.key, record.value))
+    if odd:  # said once for all of them: whoever writes one may write a million
+        place = f"{odd[0].topic} partition {odd[0].partition} offset {odd[0].offset}"
+        log.warning("no facts, as their headers %s are not one id: %d records, first %s", EVENT_ID, len(odd), place)
     return found
+
+
+def _id_of(said: Sequence[bytes | None]) -> UUID | None:
+    """The id in the one header that every record of a relay has, as a relay writes it; None for anything else."""
+    if len(said) != 1 or said[0] is None or len(said[0]) != _ID_BYTES:
+        return None
+    try:
+        found = UUID(said[0].decode())
+    except ValueError:
+        return None
+    return found if str(found).encode() == said[0] else None
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from infra.outbox import WaitingFact
+from streams.backfill import Untold
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,10 @@ def next_stride(stride: int, *, tried: int, refused: bool, most: int) -> int:
 
 
 class Standing:
-    """What the relay says of itself: `state` is starting, standby, active or away, and `why` is what made it away."""
+    """What the relay says of itself: `state` is starting, standby, telling, active or away.
+
+    `why` is what made it away, or how far it is with telling old rows.
+    """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -51,6 +55,7 @@ class Standing:
         self._held: dict[str, str] = {}
         self._look_at_s = 0.0
         self._say_at_s = 0.0
+        self._untold = Untold()
         self.state = "starting"
         self.why: str | None = None
         self.published = 0
@@ -62,6 +67,17 @@ class Standing:
     def standby(self) -> None:
         """Another relay publishes."""
         self._enter("standby", "another relay publishes the outbox; standing by")
+
+    def telling(self, told: int) -> None:
+        """This relay writes the facts of rows that are older than the outbox; so many are written."""
+        self._enter("telling", "the relay tells the rows that are older than the outbox")
+        self.why = f"{told} facts about rows older than the outbox are written; nothing is published before all are"
+
+    def passed_over(self, rows: Untold) -> None:
+        """These rows older than the outbox have no fact; said once, and again by each relay that comes."""
+        if rows.count and rows != self._untold:
+            log.warning("%d rows older than the outbox have no fact: %s", rows.count, "; ".join(rows.first))
+        self._untold = rows
 
     def _enter(self, state: str, words: str) -> None:
         if self.state != state:
@@ -131,4 +147,10 @@ class Standing:
         """The standing as plain values, for /healthz."""
         refused = {topic: f"position {b.position}: {b.reason}" for topic, b in self._blocks.items()}
         blocked = dict(sorted((self._held | refused).items()))
-        return {"state": self.state, "why": self.why, "published": self.published, "blocked": blocked}
+        return {
+            "state": self.state,
+            "why": self.why,
+            "published": self.published,
+            "blocked": blocked,
+            "untold": self._untold.plain(),
+        }

@@ -9,10 +9,11 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 
 from infra.kafka import KeyedRecord
+from infra.kafka_topic_ids import Position
 from infra.kafka_transactions import Publisher, open_publisher
 from infra.outbox import WaitingFact
 from infra.postgres import Connection
@@ -40,7 +41,7 @@ class _FreezesAfterwards:
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
 
-    async def publish(self, records: Sequence[KeyedRecord], *, timeout_s: float) -> dict[str, int]:
+    async def publish(self, records: Sequence[KeyedRecord], *, timeout_s: float) -> dict[str, Position]:
         reached = await self._publisher.publish(records, timeout_s=timeout_s)
         os.kill(os.getpid(), signal.SIGSTOP)
         return reached
@@ -49,10 +50,8 @@ class _FreezesAfterwards:
 class NeverFenced(FreezesBeforePublishing):
     """Without the fence: no other relay shares its transactional id."""
 
-    @asynccontextmanager
-    async def open_publisher(self) -> AsyncIterator[Publisher]:
-        async with open_publisher(self._kafka, f"alone-{os.getpid()}", transaction_timeout_s=20) as publisher:
-            yield publisher
+    def open_publisher(self) -> AbstractAsyncContextManager[Publisher]:
+        return open_publisher(self._kafka, f"alone-{os.getpid()}", transaction_timeout_s=20)
 
 
 VARIANTS = {

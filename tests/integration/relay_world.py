@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from aiokafka.admin import AIOKafkaAdminClient
+
+from infra.kafka_admin import open_admin
 from infra.outbox import RELAY_LOCK, add_facts
 from infra.postgres import Connection, connect, queries
 from infra.settings import PostgresSettings, ReplaySettings, replay_settings
@@ -145,6 +148,29 @@ class RelayWorld:
             async for record in reader.read(name, await reader.freeze(name, 1)):
                 with suppress(DecodeError):
                     found.append(decode_at(record, topic.record).event_id)
+        return found
+
+    async def remake(self, topic: Topic) -> None:
+        """Delete a topic and make it anew, as somebody may do who was told that it is broken."""
+        own = topic.in_namespace(self.settings.kafka.namespace)
+        client = AIOKafkaAdminClient(bootstrap_servers=self.settings.kafka.bootstrap)
+        await client.start()
+        try:
+            await client.delete_topics([own.name])
+
+            async def gone() -> bool:
+                return own.name not in await client.list_topics()
+
+            await eventually(gone, what=f"{own.name} deleted")
+        finally:
+            await client.close()
+        async with open_admin(self.settings.kafka) as admin:
+            assert await admin.create_topics([own]) == [own.name]
+
+    async def noted(self, topic: Topic = PRICES) -> int | None:
+        """The offset up to which a topic has been looked at."""
+        async with self.tables() as c:
+            found: int | None = await c.fetchval("SELECT next_offset FROM outbox_topics WHERE topic = $1", topic.name)
         return found
 
     async def emptied(self, *, timeout_s: float = 60.0) -> None:

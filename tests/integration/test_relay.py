@@ -9,23 +9,21 @@ import secrets
 import signal
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from typing import Any
 
+import asyncpg
 import pytest
 from click.testing import CliRunner
 
 from infra.cli import cli
 from infra.kafka import TopicPartition, open_consumer, open_producer
 from infra.kafka_admin import open_admin
-from infra.outbox import add_facts
-from schemas.codec import decode_at
-from schemas.facts import KeyChange, KeyChanged, ModelPublished, PriceBookPublished, RouteChanged
+from infra.outbox import add_facts, first_waiting
+from schemas.facts import PriceBookPublished, RouteChanged
 from schemas.headers import EVENT_ID, SCHEMA
 from schemas.topics import KEYS, MODELS, PRICES, ROUTES, Topic
 from streams.relay_standing import RETRY_S, Standing
-from streams.replay.log import open_log
 from tests.conditions import eventually
-from tests.factories import VERSION
 from tests.fakes import Clock
 from tests.integration.ledger_world import LedgerWorld, health, usages
 from tests.integration.relay_world import STAMP, RelayWorld, frozen, price, route
@@ -63,14 +61,16 @@ async def test_killed_between_kafkas_commit_and_the_removal_among_records_of_oth
         await frozen(first)
         first.kill()
         await other.send(name, b"\x00\x7f\xff\xff\xff!", partition=0, timeout_s=30)
-        await other.send(name, b"?", partition=0, headers=[(EVENT_ID, b"no id")], timeout_s=30)
+        ours = str(facts[0].event_id).encode()
+        for said in ([b"no id"], [b"\xff"], [None], [ours, ours], [ours, None]):
+            headers: Any = [(EVENT_ID, value) for value in said]
+            await other.send(name, b"?", key=b"k", partition=0, headers=headers, timeout_s=30)
     later = price("c")
     await world.write([later])
     world.relay()
     await world.emptied()
     assert await world.published() == [*(f.event_id for f in facts), later.event_id]
-    async with world.tables() as c:  # so the next look begins after these
-        assert await c.fetchval("SELECT next_offset FROM outbox_topics WHERE topic = $1", PRICES.name) == 7
+    assert await world.noted() == 11, "so the next look begins after these"
 
 
 async def test_a_frozen_relay_is_succeeded_and_fenced_when_it_wakes(world: RelayWorld) -> None:
@@ -173,6 +173,18 @@ async def test_what_kafka_refuses_blocks_its_topic_alone_and_is_said(
         route("m"),
         route("m"),
     )
+    async with world.tables() as c:
+        for name, size, headers in (
+            ("no name!", 1, {}),
+            (KEYS.name, 9_000_000, {}),
+            (MODELS.name, 1, {"h": "x" * 9_000_000}),
+        ):
+            await c.execute(
+                "INSERT INTO outbox (event_id, topic, key, value, headers) VALUES (gen_random_uuid(), $1, $2, 'v', $3)",
+                name,
+                bytes(size),
+                json.dumps(headers),
+            )
     before, free = [route("m") for _ in range(9)], [price(str(n)) for n in range(9)]
     await world.write(before, topic=ROUTES)
     await world.write([huge, behind], topic=ROUTES)
@@ -183,12 +195,14 @@ async def test_what_kafka_refuses_blocks_its_topic_alone_and_is_said(
     async with world.relaying(Standing(clock=clock)) as relay:
 
         async def all_but_the_blocked_are_out() -> bool:
-            return len(await world.published(PRICES)) == len(free) and len(relay.standing.figures()["blocked"]) == 3
+            return len(await world.published(PRICES)) == len(free) and len(relay.standing.figures()["blocked"]) == 6
 
         await eventually(all_but_the_blocked_are_out)
         blocked = relay.standing.figures()["blocked"]
         assert "MessageSizeTooLarge" in blocked[ROUTES.name] and "inferlog provision" in blocked[nowhere.name]
-        assert "MessageSizeTooLarge" in blocked[narrow.name]
+        for name in (narrow.name, KEYS.name, MODELS.name):
+            assert "MessageSizeTooLarge" in blocked[name]
+        assert "there is no topic" in blocked["no name!"]
         assert str(huge.event_id) in caplog.text and str(wide.event_id) in caplog.text
         assert await world.published(narrow) == [f.event_id for f in fitting]
         assert await world.published(ROUTES) == [f.event_id for f in before]
@@ -201,6 +215,7 @@ async def test_what_kafka_refuses_blocks_its_topic_alone_and_is_said(
         assert problems[ROUTES.name][0] == 2 and "takes records of 8388608" in problems[ROUTES.name][1]
         async with world.tables() as c:  # what an operator decides
             await c.execute("DELETE FROM outbox WHERE event_id = ANY ($1)", [huge.event_id, wide.event_id])
+            await c.execute("DELETE FROM outbox WHERE value = 'v'")
         async with open_admin(world.settings.kafka) as admin:
             await admin.create_topics([nowhere.in_namespace(namespace)])
         clock.now_s += RETRY_S
@@ -210,54 +225,29 @@ async def test_what_kafka_refuses_blocks_its_topic_alone_and_is_said(
         await eventually(lambda: relay.standing.figures()["blocked"] == {})
 
 
-async def test_rows_older_than_the_outbox_are_told_once_and_first(world: RelayWorld) -> None:
-    old = datetime.now(timezone.utc) - timedelta(days=9)
+async def test_headers_that_cannot_be_sent_are_refused_and_none_hides_the_id(world: RelayWorld) -> None:
+    add = "INSERT INTO outbox (event_id, topic, key, value, headers) VALUES (gen_random_uuid(), $1, 'k', 'v', $2)"
+    await world.told()
     async with world.tables() as c:
-        await c.execute("INSERT INTO customers VALUES ('cus', 'acme', 10, 5)")
-        await c.execute("INSERT INTO models VALUES ('m', 'TENSORS', $1)", old)
-        await c.execute("INSERT INTO model_versions VALUES ($1, 'm', '{}', 's3://b/', $2)", VERSION, old)
-        await c.execute("INSERT INTO model_versions VALUES ($1, 'm', '{}', 's3://b/')", "cd" * 32)
-        await c.execute("INSERT INTO routes VALUES ('m', $1, 'default', 2, 'standard-v1', $2)", VERSION, old)
-        for key, created, revoked in (("gone", 3, 2), ("kept", 4, None), ("new", None, None), ("later", 1, -1)):
-            await c.execute(
-                "INSERT INTO api_keys VALUES ($1, 'cus', $2, '', 10, 5, $3, NULL, $4)",
-                key,
-                bytes(32),
-                datetime.now(timezone.utc) if created is None else old + timedelta(hours=9 - created),
-                None
-                if revoked is None
-                else old + timedelta(hours=9 - revoked)
-                if revoked > 0
-                else datetime.now(timezone.utc),
-            )
-    by_command = route("m")
-    await world.write([by_command], topic=ROUTES)  # before any relay has run
-    for _ in range(2):
-        async with world.relaying() as relay:
-            await eventually(lambda relay=relay: relay.standing.state == "active")
-            await world.emptied()
-    told: dict[str, list[object]] = {t.name: [] for t in (PRICES, MODELS, ROUTES, KEYS)}
-    async with open_log(world.settings.kafka) as reader:
-        for topic in (PRICES, MODELS, ROUTES, KEYS):
-            name = topic.in_namespace(world.settings.kafka.namespace).name
-            async for record in reader.read(name, await reader.freeze(name, 1)):
-                told[topic.name].append(decode_at(record, topic.record))
-    (seeded,) = told[PRICES.name]
-    assert isinstance(seeded, PriceBookPublished)
-    assert seeded.price_id == "standard-v1" and seeded.amounts_micros == {"requests": 0, "items": 100, "tokens": 2}
-    assert seeded.actor == "migration"
-    (version,) = told[MODELS.name]
-    assert isinstance(version, ModelPublished) and (version.version, version.occurred_at) == (VERSION, old)
-    first, second = told[ROUTES.name]
-    assert isinstance(first, RouteChanged) and first.occurred_at == old
-    assert second == by_command
-    keys = [(k.key_id, k.change, k.revoked_at is None) for k in told[KEYS.name] if isinstance(k, KeyChanged)]
-    assert keys == [
-        ("kept", KeyChange.CREATED, True),
-        ("gone", KeyChange.CREATED, True),
-        ("gone", KeyChange.REVOKED, False),
-        ("later", KeyChange.CREATED, True),
-    ]
+        for headers in (
+            "null",
+            "[]",
+            '"x"',
+            "3",
+            '["inferlog.schema"]',
+            '{"a": 1}',
+            '{"a": null}',
+            '{"a": {"b": "c"}}',
+        ):
+            with pytest.raises(asyncpg.CheckViolationError):
+                await c.execute(add, PRICES.name, headers)
+        for headers in ("{}", '{"a": "b"}', json.dumps({EVENT_ID: "another"})):
+            await c.execute(add, PRICES.name, headers)
+        (*_, last) = await first_waiting(c, rows=10, size_bytes=10_000)
+        assert last.headers == [(EVENT_ID, str(last.event_id).encode())], "or its record would not be recognised"
+    async with world.relaying():
+        await world.emptied()
+    assert await world.noted() == 3
 
 
 async def test_the_ledgers_process_relays_and_its_headers_tell_a_lone_record(env: dict[str, str], spawn: Spawn) -> None:

@@ -8,22 +8,16 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import datetime, timedelta, timezone
 
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from api.admission.keys import MintedKey
-from api.keyring import rotate_key
-from infra.actor import Author
 from infra.kafka import open_producer
 from infra.outbox import add_facts
-from schemas.codec import decode_at, encode
-from schemas.facts import KeyChange, KeyChanged
+from schemas.codec import encode
 from schemas.headers import EVENT_ID
-from schemas.topics import KEYS, PRICES, ROUTES
+from schemas.topics import PRICES, ROUTES
 from streams.relay_standing import RETRY_S, Standing
-from streams.replay.log import open_log
 from tests.conditions import eventually
 from tests.fakes import Clock
 from tests.integration.relay_world import STAMP, RelayWorld, frozen, price, route
@@ -141,31 +135,3 @@ async def test_a_block_ends_with_its_last_fact(world: RelayWorld) -> None:
             await c.execute("DELETE FROM outbox WHERE event_id = $1", huge.event_id)
         clock.now_s += RETRY_S
         await eventually(lambda: relay.standing.figures()["blocked"] == {}, what="no blocked topic")
-
-
-async def test_a_key_that_is_older_than_the_outbox_and_was_rotated_before_a_relay_ran(world: RelayWorld) -> None:
-    created = datetime.now(timezone.utc) - timedelta(days=9)
-    expires = created + timedelta(days=90)
-    async with world.tables() as c:
-        await c.execute("INSERT INTO customers VALUES ('cus', 'acme', 10, 5)")
-        for key, end in (("old", expires), ("endless", None)):
-            await c.execute(
-                "INSERT INTO api_keys VALUES ($1, 'cus', $2, '', 10, 5, $3, $4, NULL)", key, bytes(32), created, end
-            )
-        for key, successor in (("old", "second"), ("second", "third"), ("endless", "another")):
-            minted = MintedKey(key_id=successor, secret="", secret_sha256=bytes(32))
-            await rotate_key(c, key, minted, overlap=timedelta(hours=1), by=Author(actor="tests"))
-    async with world.relaying():
-        await world.emptied()
-    told: dict[str, list[KeyChanged]] = {}
-    async with open_log(world.settings.kafka) as reader:
-        name = KEYS.in_namespace(world.settings.kafka.namespace).name
-        async for record in reader.read(name, await reader.freeze(name, 1)):
-            fact = decode_at(record, KeyChanged)
-            told.setdefault(fact.key_id, []).append(fact)
-    for key, end in (("old", expires), ("endless", None)):
-        made, rotated = told[key]
-        assert (made.change, made.occurred_at, made.expires_at) == (KeyChange.CREATED, created, end)
-        assert rotated.change is KeyChange.ROTATED
-        assert rotated.expires_at is not None and rotated.expires_at < datetime.now(timezone.utc) + timedelta(hours=2)
-    assert [f.change for f in told["second"]] == [KeyChange.CREATED, KeyChange.ROTATED]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -16,14 +15,11 @@ from infra.kafka import BusUnavailable, TopicPartition
 from infra.kafka_spans import span_from
 from infra.outbox import Seen, WaitingFact
 from infra.settings import KafkaSettings, PostgresSettings
-from schemas.facts import KeyChange, KeyChanged, PriceBookPublished
 from schemas.headers import EVENT_ID
-from schemas.topics import KEYS, PRICES
-from streams.backfill import in_order, of_key, of_price
+from streams.backfill import Untold
 from streams.outbox_commands import problem
 from streams.relay import FIRST_PAUSE_S, LONGEST_PAUSE_S, Relay, facts_in
 from streams.relay_standing import LOOK_S, RETRY_S, Standing, next_stride
-from tests.factories import NOON
 from tests.fakes import Clock
 
 
@@ -57,21 +53,40 @@ def test_the_look_reads_what_is_new_or_all_of_another_topic(known: int, first: i
     assert span_from(known, first=first, end=end) == expected
 
 
-def test_only_records_of_the_relay_are_recognised() -> None:
+def test_only_records_of_the_relay_are_recognised(caplog: pytest.LogCaptureFixture) -> None:
     known, ours = uuid4(), (EVENT_ID, str(uuid4()).encode())
-    records: list[Any] = [
-        SimpleNamespace(topic="ns.t", partition=0, key=key, value=value, headers=headers)
-        for key, value, headers in [
-            (b"k", b"v", ()),
-            (b"k", b"v", [("inferlog.schema", b"x"), (EVENT_ID, str(known).encode())]),
-            (b"k", b"v", [(EVENT_ID, b"no id")]),
-            (b"k", b"v", [(EVENT_ID, b"\xff")]),
-            (b"k", b"v", [("other", str(uuid4()).encode())]),
-            (None, b"v", [ours]),
-            (b"k", None, [ours]),
-        ]
+    no_ids: list[list[tuple[str, bytes | None]]] = [
+        [],
+        [(EVENT_ID, None)],
+        [(EVENT_ID, b"")],
+        [(EVENT_ID, b"no id")],
+        [(EVENT_ID, b"\xff")],
+        [(EVENT_ID, "٠".encode() * 32)],  # digits, to Python
+        [(EVENT_ID, b"\x00" * 10_000_000)],
+        [(EVENT_ID, f"{{{uuid4()}}}".encode())],
+        [(EVENT_ID, str(uuid4()).upper().encode())],
+        [(EVENT_ID, "٠".encode() * 16 + b"0000")],  # as long as an id
+        [ours, ours],
+        [ours, (EVENT_ID, None)],
+        [("other", str(uuid4()).encode())],
+        [("other", None)],
     ]
-    assert facts_in(records, {TopicPartition("ns.t", 0): "t"}) == [Seen(known, "t", b"k", b"v")]
+    records: list[Any] = [
+        SimpleNamespace(topic="ns.t", partition=0, offset=offset, key=key, value=value, headers=headers)
+        for offset, (key, value, headers) in enumerate(
+            [
+                *((b"k", b"v", headers) for headers in no_ids),
+                (None, b"v", [ours]),
+                (b"k", None, [ours]),
+                (b"k", b"v", [("inferlog.schema", b"x"), (EVENT_ID, str(known).encode())]),
+            ]
+        )
+    ]
+    for one in (records, [records[-1]]):
+        assert facts_in(one, {TopicPartition("ns.t", 0): "t"}) == [Seen(known, "t", b"k", b"v")]
+    (said,) = caplog.messages
+    assert "11 records, first ns.t partition 0 offset 1" in said
+    assert len(said) < 200, "however many others write, and whatever"
 
 
 def test_a_blocked_topic_is_left_out_tried_each_minute_and_said_each_time(caplog: pytest.LogCaptureFixture) -> None:
@@ -135,13 +150,41 @@ def test_an_outage_is_said_when_it_comes_and_when_it_goes(caplog: pytest.LogCapt
     standing.active()
     for _ in range(5):
         standing.away("Kafka is gone", bug=None)
-    assert standing.figures() == {"state": "away", "why": "Kafka is gone", "published": 0, "blocked": {}}
+    figures = standing.figures()
+    assert (figures["state"], figures["why"], figures["published"], figures["blocked"]) == (
+        "away",
+        "Kafka is gone",
+        0,
+        {},
+    )
     standing.active()
     standing.active()
     assert [r.getMessage() for r in caplog.records] == [
         "the relay publishes the outbox",
         "the outbox is held: Kafka is gone",
         "the relay publishes the outbox again",
+    ]
+
+
+def test_old_rows_are_said_while_they_are_told_and_those_without_a_fact_until_they_are_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    standing = Standing()
+    for told in range(0, 30_000, 5000):
+        standing.telling(told)
+    assert standing.figures()["state"] == "telling" and "25000 facts" in standing.figures()["why"]
+    rows = Untold(count=300, first=["api_keys k: no"])
+    for _ in range(3):
+        standing.passed_over(rows)
+        standing.active()
+    assert standing.figures()["untold"] == {"count": 300, "first": ["api_keys k: no"]}
+    standing.passed_over(Untold())
+    assert standing.figures()["untold"] == {"count": 0, "first": []}
+    assert [r.getMessage() for r in caplog.records] == [
+        "the relay tells the rows that are older than the outbox",
+        "300 rows older than the outbox have no fact: api_keys k: no",
+        "the relay publishes the outbox",
     ]
 
 
@@ -167,34 +210,6 @@ async def test_no_failure_ends_the_relay_and_pauses_grow_until_it_was_active(cap
     assert pauses[6] == LONGEST_PAUSE_S
     assert pauses[7] == FIRST_PAUSE_S
     assert [r.levelname for r in caplog.records if r.exc_info] == ["ERROR"]
-
-
-def test_a_key_is_told_as_it_was_when_the_outbox_came() -> None:
-    row = {
-        "key_id": "k1",
-        "customer_id": "cus",
-        "label": "",
-        "requests_per_s": 1,
-        "burst": 1,
-        "created_at": NOON,
-        "last_created_at": NOON + timedelta(hours=3),  # it was rotated
-        "last_expires_at": NOON + timedelta(hours=7),
-        "revoked_at": NOON + timedelta(hours=1),
-    }
-    told = of_key(row, NOON + timedelta(hours=2))
-    assert [(t, key, f.change, f.revoked_at) for t, key, f in told if isinstance(f, KeyChanged)] == [
-        (KEYS, "k1", KeyChange.CREATED, None),
-        (KEYS, "k1", KeyChange.REVOKED, NOON + timedelta(hours=1)),
-    ]
-    assert [f.expires_at for _, _, f in told if isinstance(f, KeyChanged)] == [NOON + timedelta(hours=4)] * 2
-    assert len(of_key(row, NOON)) == 1, "revoked by a command that wrote its own fact"
-    price = of_price(
-        {"price_id": "p", "currency": "usd", "created_at": NOON - timedelta(days=1), "amounts_micros": '{"items": 3}'}
-    )
-    assert isinstance(price[2], PriceBookPublished) and price[2].amounts_micros == {"items": 3}
-    assert [topic for topic, _, _ in in_order([*told, price])] == [PRICES, KEYS, KEYS]
-    assert of_key(row, NOON)[0][2].event_id == told[0][2].event_id, "the same row has the same fact"
-    assert told[0][2].occurred_at < datetime.now(timezone.utc)
 
 
 @pytest.mark.parametrize(
