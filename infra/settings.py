@@ -56,7 +56,8 @@ __all__ = [
 class ApiSettings:
     """The gateway. `deadline_s` bounds a request from admission to answer; `max_queued` bounds a pool's lag.
 
-    `claim_check_bytes` is how much tensor data a record carries itself; what is beyond goes to S3.
+    `claim_check_bytes` is how much tensor data a record carries itself; what is beyond goes to S3. `max_connections` is
+    how many callers may be connected, `strangers_per_s` how many calls without a key are answered; half for one peer.
     """
 
     kafka: KafkaSettings
@@ -72,6 +73,8 @@ class ApiSettings:
     max_in_flight: int
     max_queued: int
     claim_check_bytes: int
+    max_connections: int
+    strangers_per_s: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,22 +99,28 @@ class WorkerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamsSettings:
-    """The ledger's stream processor. `give_up_s`: how long a batch waits for Postgres before the process exits.
+    """The ledger's stream processor. `mode` is agent (Faust's) or loop (a plain consumer, faster).
 
+    `give_up_s`: how long a batch waits for Postgres before the process exits.
     `stall_s`: how long unread records may wait without progress before it exits. `session_s`: how long the broker
     waits for a silent worker before it gives its partitions to another. `rewind`: on start, move the group back to the
-    ledger's position when that is behind (a restored database), instead of refusing.
+    ledger's position when that is behind (a restored database), instead of refusing; `skip_gone`: go on after records
+    that the topic lost before they were counted; `set_aside_all`: set a large batch aside even if
+    nothing in it is good.
     """
 
     kafka: KafkaSettings
     postgres: PostgresSettings
     health_port: int
+    mode: str
     batch_records: int
     batch_wait_s: float
     give_up_s: float
     stall_s: float
     session_s: float
     rewind: bool
+    skip_gone: bool
+    set_aside_all: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +184,8 @@ def api_settings(env: Mapping[str, str] | None = None) -> ApiSettings:
         max_in_flight=r.integer("INFERLOG_MAX_IN_FLIGHT", 2048, low=1, high=100_000),
         max_queued=r.integer("INFERLOG_MAX_QUEUED", 5000, low=1, high=10_000_000),
         claim_check_bytes=_claim_check_bytes(r),
+        max_connections=r.integer("INFERLOG_MAX_CONNECTIONS", 4096, low=16, high=1_000_000),
+        strangers_per_s=r.integer("INFERLOG_STRANGERS_PER_S", 400, low=2, high=1_000_000),
     )
     r.finish()
     return settings
@@ -206,11 +217,13 @@ def worker_settings(env: Mapping[str, str] | None = None) -> WorkerSettings:
 def streams_settings(env: Mapping[str, str] | None = None) -> StreamsSettings:
     """Settings of `faust -A streams.app worker`. Raises SettingsError."""
     r = SettingsReader(load_environment() if env is None else env)
+    mode = r.choice("INFERLOG_LEDGER_MODE", "agent|loop", "agent", "agent or loop")
     settings = StreamsSettings(
+        mode=mode,
         kafka=kafka_of(r),
         postgres=postgres_of(r),
         health_port=r.integer("INFERLOG_STREAMS_PORT", 0, low=0, high=65535),
-        batch_records=r.integer("INFERLOG_LEDGER_BATCH", 1000, low=1, high=10_000),
+        batch_records=r.integer("INFERLOG_LEDGER_BATCH", 1000 if mode == "agent" else 5000, low=1, high=10_000),
         batch_wait_s=r.number("INFERLOG_LEDGER_WAIT_S", 0.2, low=0.01, high=10),
         # Below Faust's broker_max_poll_interval (1000 s): past it the consumer leaves its group for good.
         give_up_s=r.number("INFERLOG_LEDGER_GIVE_UP_S", 600, low=1, high=900),
@@ -218,6 +231,8 @@ def streams_settings(env: Mapping[str, str] | None = None) -> StreamsSettings:
         # The broker has bounds of its own: group.min.session.timeout.ms (6 s unless set) and its maximum.
         session_s=r.number("INFERLOG_LEDGER_SESSION_S", 10.0, low=1, high=300),
         rewind=r.choice("INFERLOG_LEDGER_REWIND", "[01]", "0", "0 or 1") == "1",
+        skip_gone=r.choice("INFERLOG_LEDGER_SKIP_GONE", "[01]", "0", "0 or 1") == "1",
+        set_aside_all=r.choice("INFERLOG_LEDGER_SET_ASIDE_ALL", "[01]", "0", "0 or 1") == "1",
     )
     r.finish()
     return settings

@@ -1,7 +1,8 @@
 """The agents: one per topic, each registered by a function.
 
 Faust acknowledges a batch when its body asks for the next one or fails, unless the stream is taken with `noack_take`;
-so that is the only way a stream is read here, one batch at a time, acknowledged by hand after the ledger's COMMIT.
+so that is the only way a stream is read here, one batch at a time, and what may be committed is said by hand, after the
+ledger's COMMIT, to the consumer (`streams.consumer`), which heeds nothing else.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import faust
 from mode.supervisors import CrashingSupervisor
 
 from streams.dead_letters import RawRecord
+from streams.stretches import Stretch
 
-Deliver = Callable[[Sequence[RawRecord]], Awaitable[None]]
+Deliver = Callable[[Sequence[RawRecord]], Awaitable[list[Stretch]]]
 
 
 def raw_topic(app: faust.App, name: str) -> Any:
@@ -27,7 +29,7 @@ def raw_topic(app: faust.App, name: str) -> Any:
 def raw_record(event: Any) -> RawRecord:
     """The record behind a Faust event, as the broker gave it."""
     m = event.message
-    return RawRecord(topic=m.topic, partition=m.partition, offset=m.offset, key=m.key, value=m.value)
+    return RawRecord(topic=m.topic, partition=m.partition, offset=m.offset, follows=m.follows, key=m.key, value=m.value)
 
 
 def register_usage_agent(
@@ -36,14 +38,13 @@ def register_usage_agent(
     """Deliver every record of the usage topic in order, in batches of at most `batch_records`.
 
     A batch closes `batch_wait_s` after it was looked for. When `deliver` raises, the process ends (the supervisor
-    crashes it) with the batch unacknowledged: it is read again by whoever comes next.
+    crashes it) with nothing of the batch committed: it is read again by whoever comes next.
     """
 
     @app.agent(raw_topic(app, topic_name), name="usage_ledger", concurrency=1, supervisor_strategy=CrashingSupervisor)
     async def usage_ledger(stream: Any) -> None:
+        consumer: Any = app.consumer  # a streams.consumer.LedgerConsumer
         async for events in stream.noack_take(batch_records, within=batch_wait_s):
-            await deliver([raw_record(event) for event in events])
-            for event in events:
-                await stream.ack(event)
+            consumer.cover(await deliver([raw_record(event) for event in events]))
 
     return usage_ledger

@@ -9,12 +9,12 @@ import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import faust
 import faust.streams
-from faust.transport.drivers import aiokafka as kafka_driver
+from faust.exceptions import ConsumerNotStarted
 
 from infra.kafka import BusUnavailable
 from infra.postgres import is_outage, open_pool
@@ -23,39 +23,20 @@ from infra.settings import StreamsSettings, home_dir, streams_settings
 from schemas.keys import ledger_group
 from schemas.topics import USAGE
 from streams.agents import register_usage_agent
+from streams.consumer import LedgerTransport
+from streams.dead_letters import RawRecord
 from streams.delivery import Delivery
 from streams.ledger import Ledger
+from streams.loop import UsageLoop
 from streams.positions import settle_positions
 from streams.relay import Relay
+from streams.stretches import Stretch
 from streams.watchdog import Stalled, Watchdog, end_for_certain
+from streams.watermark import Watermark
 
 log = logging.getLogger(__name__)
 
 _START_PAUSE_S = 1.0
-
-
-class CommittedRecordsThread(kafka_driver.AIOKafkaConsumerThread):
-    """Reads committed records only; Faust does that by itself only under `exactly_once`, with all that it brings."""
-
-    def _create_worker_consumer(self, transport: Any) -> Any:
-        consumer = super()._create_worker_consumer(transport)
-        if consumer._isolation_level not in ("read_uncommitted", "read_committed"):
-            raise RuntimeError("this aiokafka keeps its isolation level elsewhere; committed reads cannot be set")
-        consumer._isolation_level = "read_committed"  # read when the consumer starts, which is later
-        return consumer
-
-
-class CommittedRecordsConsumer(kafka_driver.Consumer):
-    """A consumer on such a thread."""
-
-    def _new_consumer_thread(self) -> CommittedRecordsThread:
-        return CommittedRecordsThread(self, loop=self.loop, beacon=self.beacon)
-
-
-class CommittedRecordsTransport(kafka_driver.Transport):
-    """A transport of such consumers."""
-
-    Consumer = CommittedRecordsConsumer
 
 
 class LedgerApp(faust.App):
@@ -68,8 +49,24 @@ class LedgerApp(faust.App):
     watchdog: Watchdog
     relay: Relay
 
+    loop_reader: UsageLoop | None = None
+
+    def assigned(self) -> set[int]:
+        """The usage topic's partitions that this process reads."""
+        if self.loop_reader is not None:
+            return self.loop_reader.assigned()
+        try:
+            return {tp.partition for tp in self.consumer.assignment()}
+        except ConsumerNotStarted:  # raised out of a page, it would end the process
+            return set()
+
+    @property
+    def moving(self) -> bool:
+        """True while the group shares its partitions out anew."""
+        return self.rebalancing if self.loop_reader is None else self.loop_reader.rebalancing
+
     def _new_transport(self) -> Any:
-        return CommittedRecordsTransport(self.conf.broker_consumer, self)
+        return LedgerTransport(self.conf.broker_consumer, self)
 
     async def on_first_start(self) -> None:
         """Faust makes its folder, but not the one that holds it."""
@@ -87,7 +84,12 @@ class LedgerApp(faust.App):
         pool = await self.add_async_context(open_pool(s.postgres, max_size=2))
         self.ledger = self.new_ledger(pool)
         self.schemas = await self.add_async_context(open_schema_feed(s.kafka))
-        self.delivery = Delivery(self.ledger, give_up_s=s.give_up_s, learn_schemas=self.schemas.catch_up)
+        self.delivery = Delivery(
+            self.ledger,
+            give_up_s=s.give_up_s,
+            learn_schemas=self.schemas.catch_up,
+            set_aside_all=s.set_aside_all,
+        )
         topic = USAGE.in_namespace(s.kafka.namespace)
         self.watchdog = Watchdog(
             s.kafka,
@@ -95,10 +97,15 @@ class LedgerApp(faust.App):
             partitions=topic.partitions,
             stall_s=s.stall_s,
             positions=lambda: self.ledger.positions(topic.name),
-            assigned=lambda: {tp.partition for tp in self.consumer.assignment()},
+            assigned=self.assigned,
             holding=lambda: self.delivery.holding,
         )
         await self._settle(topic.name)
+        if s.mode == "loop":
+            group = ledger_group(s.kafka.namespace)
+            self.loop_reader = UsageLoop(s, topic=topic.name, group=group, delivery=self.delivery, beacon=self.beacon)
+            await self.add_runtime_dependency(self.loop_reader)
+        self.add_future(Watermark(s.kafka, s.postgres, assigned=self.assigned).run())  # its run never fails either
 
     def new_ledger(self, pool: Any) -> Ledger:
         """The ledger behind this app."""
@@ -116,8 +123,11 @@ class LedgerApp(faust.App):
                     s.kafka,
                     group=ledger_group(s.kafka.namespace),
                     topic=topic,
+                    partitions=USAGE.partitions,
                     next_offsets=next_offsets,
+                    place=lambda places: self.ledger.place(topic, places),
                     rewind=s.rewind,
+                    skip_gone=s.skip_gone,
                 )
                 return
             except Exception as error:
@@ -165,16 +175,19 @@ def build(
     )
     app.settings = settings
 
-    async def deliver(records: Any) -> None:
-        await app.delivery.deliver(records)
+    async def deliver(records: Sequence[RawRecord]) -> list[Stretch]:
+        return await app.delivery.deliver(records)
 
-    register(
-        app,
-        USAGE.in_namespace(settings.kafka.namespace).name,
-        deliver,
-        batch_records=settings.batch_records,
-        batch_wait_s=settings.batch_wait_s,
-    )
+    if settings.mode == "loop":
+        app.producer_only = True  # Faust then hosts the process, its pages and tasks, and joins no group itself
+    else:
+        register(
+            app,
+            USAGE.in_namespace(settings.kafka.namespace).name,
+            deliver,
+            batch_records=settings.batch_records,
+            batch_wait_s=settings.batch_wait_s,
+        )
     _watch(app)
     _pages(app)
     return app
@@ -203,8 +216,8 @@ def _pages(app: LedgerApp) -> None:
 
     @app.page("/readyz")
     async def readyz(view: Any, request: Any) -> Any:
-        partitions = sorted(tp.partition for tp in app.consumer.assignment())
-        reason = app.delivery.holding or ("the group is rebalancing" if app.rebalancing else None)
+        partitions = sorted(app.assigned())
+        reason = app.delivery.holding or ("the group is rebalancing" if app.moving else None)
         if reason is None:
             try:
                 await app.ledger.reachable(timeout_s=1.0)

@@ -24,14 +24,13 @@ from streams.dead_letters import RawRecord, refuse_if_systemic
 from streams.projections import (
     Counted,
     LocatedUsage,
-    NextOffset,
     Turns,
     UnfitRecord,
     check_fit,
     content_digest,
     in_turns,
-    next_offsets,
 )
+from streams.stretches import Stretch, stretches
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +53,8 @@ class Transaction(Protocol):
     async def set_aside(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
         """Keep dead letters; returns those that were not kept before."""
 
-    async def advance(self, offsets: Sequence[NextOffset]) -> None:
-        """Move the position forward."""
+    async def advance(self, stretches: Sequence[Stretch]) -> None:
+        """Move the position forward. Raises Skipped when a stretch does not follow it."""
 
     async def tell(self, letters: Sequence[DeadLetter]) -> None:
         """Have letters put on the dead-letter topic once this is committed."""
@@ -72,17 +71,18 @@ class TransactionSource(Protocol):
 class SortedBatch:
     """A batch after decoding: what may be counted, what is set aside, and how far it reaches.
 
-    `unlearnt` says that some are set aside because their schema's id is unknown to this process.
+    `unlearnt` says that some are set aside because their schema's id is unknown to this process. `total` counts all.
     """
 
+    total: int
     usages: Turns
     dead: list[DeadLetter]
-    offsets: list[NextOffset]
+    stretches: list[Stretch]
     unlearnt: bool
 
 
 def sort_out(records: Sequence[RawRecord], *, now: datetime) -> SortedBatch:
-    """Decode each record; undecodable and unfit ones become dead letters of this moment."""
+    """Decode each record; undecodable and unfit ones become dead letters of this moment. Raises Skipped."""
     usages: list[LocatedUsage] = []
     dead: list[DeadLetter] = []
     unlearnt = False
@@ -97,7 +97,9 @@ def sort_out(records: Sequence[RawRecord], *, now: datetime) -> SortedBatch:
             dead.append(dead_letter(source, str(error), occurred_at=now))
         else:
             usages.append(LocatedUsage(record=record, source=source, digest=content_digest(record)))
-    return SortedBatch(usages=in_turns(usages), dead=dead, offsets=next_offsets(records), unlearnt=unlearnt)
+    return SortedBatch(
+        total=len(records), usages=in_turns(usages), dead=dead, stretches=stretches(records), unlearnt=unlearnt
+    )
 
 
 async def _learn_nothing() -> None:
@@ -108,7 +110,9 @@ class Delivery:
     """Writes batches to the ledger, each until it is in or `give_up_s` seconds have passed.
 
     `learn_schemas` returns once this process knows every schema that was published before the call; it raises
-    BusUnavailable when it cannot. `holding` says why a batch is being held right now, and is None while nothing is.
+    BusUnavailable when it cannot. With `set_aside_all`, a large batch without one good record is set aside like any
+    other bad record instead of being refused. `holding` says why a batch is being held right now, and is None while
+    nothing is.
     """
 
     def __init__(
@@ -117,6 +121,7 @@ class Delivery:
         *,
         give_up_s: float,
         learn_schemas: Callable[[], Awaitable[None]] = _learn_nothing,
+        set_aside_all: bool = False,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
@@ -124,21 +129,31 @@ class Delivery:
         self._ledger = ledger
         self._give_up_s = give_up_s
         self._learn_schemas = learn_schemas
+        self._set_aside_all = set_aside_all
         self._sleep = sleep
         self._clock = clock
         self._jitter = jitter
-        self.holding: str | None = None
+        self._waits: dict[str, str] = {}
         self.records = 0
         self.counted = 0
         self.dead = 0
 
-    async def deliver(self, records: Sequence[RawRecord]) -> None:
-        """Return when every record of the batch is counted, known already, or a dead letter.
+    @property
+    def holding(self) -> str | None:
+        """Why a batch is being held, by server."""
+        return "; ".join(self._waits.values()) or None
 
-        Raises LedgerUnavailable after `give_up_s` without Postgres or the schemas' topic, AllRecordsBad, and whatever
-        else Postgres refuses for a reason that is neither its absence nor one record's data: then the caller must not
-        acknowledge.
+    async def deliver(self, records: Sequence[RawRecord]) -> list[Stretch]:
+        """Return when every record of the batch is counted, known already, or a dead letter: what may be committed.
+
+        Raises LedgerUnavailable after `give_up_s` without Postgres or the schemas' topic, AllRecordsBad, Skipped when
+        the batch does not follow what the ledger holds, and whatever else Postgres refuses for a reason that is neither
+        its absence nor one record's data: then the caller must not commit.
         """
+        return await self.write(await self.prepare(records))
+
+    async def prepare(self, records: Sequence[RawRecord]) -> SortedBatch:
+        """The first half of `deliver`, which writes nothing: decode, and learn what newer writers wrote."""
         began = self._clock()
         batch = sort_out(records, now=datetime.now(timezone.utc))
         if batch.unlearnt:
@@ -146,8 +161,13 @@ class Delivery:
             # them, so that asking once, after the records were read, tells; and once per batch, however many there are.
             await self._held(self._learn_schemas, server="Kafka", began=began)
             batch = sort_out(records, now=datetime.now(timezone.utc))
-        refuse_if_systemic(batch.dead, total=len(records))
-        await self._held(lambda: self._write(batch, total=len(records)), server="Postgres", began=began)
+        self._refuse_if_systemic(batch.dead, total=batch.total)
+        return batch
+
+    async def write(self, batch: SortedBatch) -> list[Stretch]:
+        """The second half of `deliver`. Batches of a reader are written in the order in which they were read."""
+        await self._held(lambda: self._write(batch), server="Postgres", began=self._clock())
+        return batch.stretches
 
     async def _held(self, attempt: Callable[[], Awaitable[None]], *, server: str, began: float) -> None:
         """Attempt something of this server's until it is done, holding the batch while the server is away."""
@@ -165,24 +185,24 @@ class Delivery:
                         raise LedgerUnavailable(
                             f"{server} was away for {waited:.0f} s; last: {type(error).__name__}: {error}"
                         ) from error
-                    if self.holding is None:
+                    if server not in self._waits:
                         log.warning("holding a batch: %s: %s", type(error).__name__, error)
-                    self.holding = f"{type(error).__name__}: {error}"
+                    self._waits[server] = f"{type(error).__name__}: {error}"
                 # Half fixed, half random: workers that lost the same server do not return to it in step.
                 await self._sleep(min(pause * (0.5 + self._jitter() / 2), max(self._give_up_s - waited, 0)))
                 pause = min(pause * 2, LONGEST_PAUSE_S)
-            if self.holding is not None:
+            if server in self._waits:
                 log.info("%s is back after %.1f s", server, self._clock() - began)
         finally:
-            self.holding = None
+            self._waits.pop(server, None)
 
-    async def _write(self, batch: SortedBatch, *, total: int) -> None:
+    async def _write(self, batch: SortedBatch) -> None:
         # All of it is one Postgres transaction, so dying anywhere before COMMIT costs nothing: the batch is read again.
         # 1  count what was never counted    2  set the bad records aside    3  move the position
         # 4  put the letters that are new into the outbox: last, since other writers of facts wait from here on
         # 5  COMMIT    dying after it, or not learning its outcome: the batch is read again, counts nothing twice and
         #    tells nothing twice, because none of its letters is new
-        # 6  (the caller) acknowledge to Kafka
+        # 6  (the caller) have the ends of the stretches committed to Kafka
         now = datetime.now(timezone.utc)
         counted = 0
         dead = list(batch.dead)
@@ -191,15 +211,19 @@ class Delivery:
                 new, refused = await self._settle(transaction, usages)
                 counted += new
                 dead += [x for u, reason in refused for x in _letters(u, batch.usages, reason, now=now)]
-            refuse_if_systemic(dead, total=total)
+            self._refuse_if_systemic(dead, total=batch.total)
             new_letters = await transaction.set_aside(dead)
-            await transaction.advance(batch.offsets)
+            await transaction.advance(batch.stretches)
             await transaction.tell(new_letters)
-        self.records += total
+        self.records += batch.total
         self.counted += counted
         self.dead += len(dead)
         for x in dead:
             log.error("set aside: %s partition %d offset %d: %s", x.topic, x.partition, x.offset, x.reason)
+
+    def _refuse_if_systemic(self, dead: list[DeadLetter], *, total: int) -> None:
+        if not self._set_aside_all:
+            refuse_if_systemic(dead, total=total)
 
     async def _settle(
         self, transaction: Transaction, usages: list[LocatedUsage]

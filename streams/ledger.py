@@ -7,7 +7,7 @@ delivered, replayed or produced twice is billed once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from infra.outbox import add_facts
@@ -16,7 +16,8 @@ from schemas.headers import Stamp
 from schemas.records import DeadLetter
 from schemas.topics import DEAD_LETTERS
 from streams.dead_letters import in_slices
-from streams.projections import Counted, LocatedUsage, NextOffset, hourly_rows, processed_rows
+from streams.projections import Counted, LocatedUsage, hourly_rows, processed_rows
+from streams.stretches import Skipped, Stretch
 
 _STAMP = Stamp("streams")
 
@@ -72,11 +73,33 @@ class LedgerTransaction:
             new += [x for x in part if _place(x) in places]
         return new
 
-    async def advance(self, offsets: Sequence[NextOffset]) -> None:
-        """Move the ledger's position forward; an older position changes nothing."""
-        if offsets:
-            rows = [(o.topic, o.partition, o.next_offset) for o in offsets]
-            await self._connection.execute(queries("streams")["advance"], self._group, *_columns(rows))
+    async def advance(self, stretches: Sequence[Stretch]) -> None:
+        """Move the ledger's position of each partition to the stretch's end, if that is further.
+
+        Raises Skipped when a stretch begins past the position: then records between were not counted, and the
+        transaction must not commit. A partition that was never read stands at 0.
+        """
+        if not stretches:
+            return
+        rows = [(s.topic, s.partition, s.begin, s.end) for s in stretches]
+        moved = await self._connection.fetch(queries("streams")["advance"], self._group, *_columns(rows))
+        missing = {(s.topic, s.partition) for s in stretches} - {(r["topic"], r["partition"]) for r in moved}
+        if missing:
+            await self._begin([s for s in stretches if (s.topic, s.partition) in missing])
+
+    async def _begin(self, stretches: Sequence[Stretch]) -> None:
+        """Note the first position of partitions that were never read; of others, the stretch does not follow."""
+        first = [(s.topic, s.partition, s.end) for s in stretches if s.begin == 0]
+        begun = (
+            await self._connection.fetch(queries("streams")["begin"], self._group, *_columns(first)) if first else []
+        )
+        missing = {(s.topic, s.partition) for s in stretches} - {(r["topic"], r["partition"]) for r in begun}
+        if missing:
+            s = min(s for s in stretches if (s.topic, s.partition) in missing)
+            raise Skipped(
+                f"{s.topic} partition {s.partition}: a batch begins at {s.begin}, past the ledger's next offset; the "
+                "records between were not counted, and nothing of the batch was kept"
+            )
 
     async def tell(self, letters: Sequence[DeadLetter]) -> None:
         """Have these letters put on the dead-letter topic after the commit; must come last in the transaction."""
@@ -106,6 +129,13 @@ class Ledger:
         async with self._connection() as connection:
             rows = await connection.fetch(queries("streams")["positions"], self._group, topic)
         return {r["partition"]: r["next_offset"] for r in rows}
+
+    async def place(self, topic: str, next_offsets: Mapping[int, int]) -> None:
+        """Set the position of these partitions, also backwards."""
+        if next_offsets:
+            async with self._connection() as connection:
+                rows = _columns(list(next_offsets.items()))
+                await connection.execute(queries("streams")["place"], self._group, topic, *rows)
 
     async def reachable(self, *, timeout_s: float) -> None:
         """Return when Postgres answers. Raises what the driver raises when it does not."""

@@ -1,86 +1,129 @@
-"""Where the group stands on the broker against where the ledger stands, settled once before anything is read.
+"""Where the group stands on the broker, what the topic keeps, and where the ledger stands: settled before reading.
 
-The broker may be behind (a batch was committed to Postgres but not yet acknowledged): then records come again and
-count nothing. It must never be ahead: those records would be skipped for good.
+The broker may be behind (a batch was committed to Postgres but not yet to Kafka): then records come again and count
+nothing. It must never be ahead, and no record may be gone that the ledger lacks: both would be skipped for good.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from infra.kafka import BusUnavailable, KafkaError, TopicPartition, open_consumer
 from infra.kafka_admin import open_admin
+from infra.kafka_spans import spans_kept
 from infra.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
 
+#: Sets the ledger's next offset of these partitions, also backwards.
+Place = Callable[[Mapping[int, int]], Awaitable[None]]
+
 
 class LedgerBehind(RuntimeError):
-    """The broker says records were handled that the ledger does not hold; the message says which and what to do."""
+    """The ledger does not hold records that would be skipped; the message says which and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Behind:
-    """A partition whose committed offset is past the ledger's `next_offset`."""
+class Standing:
+    """One partition: offsets that the topic still keeps, the group's offset on the broker, the ledger's next offset.
 
-    partition: int
-    committed: int
-    next_offset: int
+    The last two are None where the group or the ledger never was.
+    """
 
+    kept: range
+    committed: int | None
+    next_offset: int | None
 
-def behind(committed: Mapping[int, int], next_offsets: Mapping[int, int]) -> list[Behind]:
-    """The partitions where the broker is ahead of the ledger; a partition the ledger never read stands at 0."""
-    return [
-        Behind(partition=p, committed=offset, next_offset=next_offsets.get(p, 0))
-        for p, offset in sorted(committed.items())
-        if offset > next_offsets.get(p, 0)
-    ]
+    @property
+    def anew(self) -> bool:
+        """The ledger is past the topic's end: the topic was made anew, or lost records."""
+        return self.next_offset is not None and self.next_offset > self.kept.stop
+
+    @property
+    def gone(self) -> range:
+        """Records that the ledger lacks and the topic no longer keeps. Where neither group nor ledger was: none."""
+        lacks_from = self.next_offset if self.next_offset is not None else 0 if self.committed else self.kept.start
+        return range(lacks_from, self.kept.start)
+
+    @property
+    def begin(self) -> int:
+        """Where the ledger must stand when reading begins."""
+        return self.kept.start if self.anew else max(self.next_offset or 0, self.kept.start)
+
+    @property
+    def ahead(self) -> bool:
+        """The broker says that records were handled that the ledger does not hold."""
+        return self.begin < (self.committed or 0) <= self.kept.stop
 
 
 async def settle_positions(
-    settings: KafkaSettings, *, group: str, topic: str, next_offsets: Mapping[int, int], rewind: bool
+    settings: KafkaSettings,
+    *,
+    group: str,
+    topic: str,
+    partitions: int,
+    next_offsets: Mapping[int, int],
+    place: Place,
+    rewind: bool,
+    skip_gone: bool,
 ) -> None:
     """Return when the group may start reading.
 
     With `rewind`, a group that is ahead is moved back to the ledger, which the broker only does while the group has
-    no member; records between are then read again and those already counted collapse. Raises LedgerBehind when it may
-    or can not be moved, BusUnavailable.
+    no member; records between are then read again and those already counted collapse. With `skip_gone` the ledger goes
+    on after records that the topic no longer keeps. Raises LedgerBehind when it may or can not go on, BusUnavailable.
     """
     try:
         async with open_admin(settings) as admin:
             committed = {tp.partition: o for tp, o in (await admin.committed(group)).items() if tp.topic == topic}
-        ahead = behind(committed, next_offsets)
-        if not ahead:
-            return
-        places = "; ".join(
-            f"partition {b.partition}: the broker's committed offset is {b.committed}, the ledger's next offset is "
-            f"{b.next_offset}"
-            for b in ahead
-        )
-        if not rewind:
-            raise LedgerBehind(
-                f"{topic}, group {group}: {places}. Reading on would lose the records between. If the database was "
-                "restored from a backup or emptied, stop every worker of this group and start one with "
-                "INFERLOG_LEDGER_REWIND=1: it reads them again, and what was counted already is not counted twice"
+        async with open_consumer(settings, group=None) as consumer:
+            kept = await spans_kept(consumer, [TopicPartition(topic, p) for p in range(partitions)])
+        standings = {
+            tp.partition: Standing(
+                kept=span, committed=committed.get(tp.partition), next_offset=next_offsets.get(tp.partition)
             )
-        await _move_back(settings, group=group, topic=topic, ahead=ahead)
-        log.warning("moved the group back to the ledger: %s", places)
+            for tp, span in kept.items()
+        }
+        anew = {p: s for p, s in standings.items() if s.anew}
+        if anew:
+            log.critical("%s: ends before the ledger's position and is read anew: %s", topic, _places(anew))
+        _refuse_gone(topic, standings, skip_gone=skip_gone)
+        await _move_back(settings, group, topic, standings, rewind=rewind)
+        await place({p: s.begin for p, s in standings.items() if s.begin != (s.next_offset or 0)})
     except KafkaError as error:
         raise BusUnavailable(f"{settings.bootstrap}: {type(error).__name__}: {error}") from error
 
 
-async def _move_back(settings: KafkaSettings, *, group: str, topic: str, ahead: list[Behind]) -> None:
-    targets = {TopicPartition(topic, b.partition): b.next_offset for b in ahead}
+def _refuse_gone(topic: str, standings: Mapping[int, Standing], *, skip_gone: bool) -> None:
+    gone = {p: s.gone for p, s in standings.items() if s.gone}
+    if not gone:
+        return
+    places = "; ".join(f"partition {p}: {g.start} to {g.stop - 1}" for p, g in gone.items())
+    if not skip_gone:
+        raise LedgerBehind(
+            f"{topic}: records that the ledger lacks are no longer on the topic ({places}). Restore a newer backup of "
+            "the database or the records from an archive, or start once with INFERLOG_LEDGER_SKIP_GONE=1: then their "
+            "usage is never billed"
+        )
+    log.critical("%s: records are gone and will not be counted: %s", topic, places)
+
+
+async def _move_back(
+    settings: KafkaSettings, group: str, topic: str, standings: Mapping[int, Standing], *, rewind: bool
+) -> None:
+    ahead = {p: s for p, s in standings.items() if s.ahead}
+    if not ahead:
+        return
+    if not rewind:
+        raise LedgerBehind(
+            f"{topic}, group {group}: {_places(ahead)}. Reading on would lose the records between. If the database was "
+            "restored from a backup or emptied, stop every worker of this group and start one with "
+            "INFERLOG_LEDGER_REWIND=1: it reads them again, and what was counted already is not counted twice"
+        )
+    targets = {TopicPartition(topic, p): s.begin for p, s in ahead.items()}
     async with open_consumer(settings, group=group) as consumer:
-        firsts = await consumer.beginning_offsets(list(targets))
-        gone = [f"partition {tp.partition}: {o} to {firsts[tp] - 1}" for tp, o in targets.items() if firsts[tp] > o]
-        if gone:
-            raise LedgerBehind(
-                f"{topic}: the records that the ledger lacks are no longer on the topic ({'; '.join(gone)}); restore a "
-                "newer backup, or rebuild from an archive"
-            )
         consumer.assign(list(targets))
         try:
             await consumer.commit(targets)
@@ -89,3 +132,12 @@ async def _move_back(settings: KafkaSettings, *, group: str, topic: str, ahead: 
                 f"{topic}, group {group}: cannot be moved back while it has members; stop every worker of the group "
                 f"first ({type(error).__name__})"
             ) from error
+    log.warning("moved the group back to the ledger: %s", _places(ahead))
+
+
+def _places(standings: Mapping[int, Standing]) -> str:
+    return "; ".join(
+        f"partition {p}: the broker's committed offset is {s.committed or 0}, the ledger's next offset is "
+        f"{s.next_offset or 0}, the topic keeps {s.kept.start} to {s.kept.stop - 1}"
+        for p, s in sorted(standings.items())
+    )

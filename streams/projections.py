@@ -5,7 +5,7 @@ Pure. Rows come sorted by their primary keys, so that two writers always lock in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from hashlib import blake2b
@@ -70,15 +70,6 @@ class HourlyRow:
     def values(self) -> tuple[str, datetime, str, str, str, str, int]:
         """The row in column order."""
         return (self.customer_id, self.hour, self.model, self.version, self.price_id, self.meter, self.quantity)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class NextOffset:
-    """The next offset to read of one partition."""
-
-    topic: str
-    partition: int
-    next_offset: int
 
 
 def hour_of(moment: datetime) -> datetime:
@@ -156,12 +147,3 @@ def hourly_rows(usages: Iterable[LocatedUsage]) -> list[HourlyRow]:
         HourlyRow(customer_id=c, hour=h, model=m, version=v, price_id=p, meter=meter, quantity=quantity)
         for (c, h, m, v, p, meter), quantity in sorted(sums.items())
     ]
-
-
-def next_offsets(records: Sequence[RawRecord]) -> list[NextOffset]:
-    """One past the highest offset seen of each partition, sorted by topic and partition."""
-    highest: dict[tuple[str, int], int] = {}
-    for record in records:
-        place = (record.topic, record.partition)
-        highest[place] = max(highest.get(place, 0), record.offset + 1)
-    return [NextOffset(topic=t, partition=p, next_offset=o) for (t, p), o in sorted(highest.items())]

@@ -30,27 +30,80 @@ ON CONFLICT (topic, partition, "offset") DO NOTHING
 RETURNING topic, partition, "offset"
 
 -- name: advance
+-- Rows are locked in the order of their keys, and a position that lies before the stretch's begin is left as it is.
+WITH known AS (
+    SELECT c.topic, c.partition, new.reach
+    FROM consumer_offsets c
+    JOIN unnest($2::text[], $3::integer[], $4::bigint[], $5::bigint[]) AS new (topic, partition, begin, reach)
+        USING (topic, partition)
+    WHERE c.consumer_group = $1 AND c.next_offset >= new.begin
+    ORDER BY c.topic, c.partition
+    FOR UPDATE OF c
+)
+UPDATE consumer_offsets c
+SET next_offset = greatest(c.next_offset, known.reach), updated_at = now()
+FROM known
+WHERE c.consumer_group = $1 AND c.topic = known.topic AND c.partition = known.partition
+RETURNING c.topic, c.partition
+
+-- name: begin
+-- Positions of partitions that have none. Who meets a row that another just made began at 0 as well.
 INSERT INTO consumer_offsets AS c (consumer_group, topic, partition, next_offset)
-SELECT $1, topic, partition, next_offset
-FROM unnest($2::text[], $3::integer[], $4::bigint[]) AS new (topic, partition, next_offset)
+SELECT $1, topic, partition, reach FROM unnest($2::text[], $3::integer[], $4::bigint[]) AS new (topic, partition, reach)
+ON CONFLICT (consumer_group, topic, partition)
+DO UPDATE SET next_offset = greatest(c.next_offset, excluded.next_offset), updated_at = now()
+RETURNING c.topic, c.partition
+
+-- name: place
+-- The only statement that moves a position backwards, where a topic was made anew.
+INSERT INTO consumer_offsets AS c (consumer_group, topic, partition, next_offset)
+SELECT $1, $2, partition, next_offset FROM unnest($3::integer[], $4::bigint[]) AS new (partition, next_offset)
 ON CONFLICT (consumer_group, topic, partition)
 DO UPDATE SET next_offset = excluded.next_offset, updated_at = now()
-WHERE c.next_offset < excluded.next_offset
 
 -- name: positions
 SELECT partition, next_offset FROM consumer_offsets WHERE consumer_group = $1 AND topic = $2
 
+-- name: usage_days
+-- The UTC days of which there is any usage, one look into the index for each; times that no calendar has are not among them.
+WITH RECURSIVE days (hour) AS (
+    SELECT min(hour) FROM usage_hourly WHERE hour >= coalesce($1::timestamptz, $3) AND hour < coalesce($2::timestamptz, $4)
+    UNION ALL
+    SELECT (
+        SELECT min(u.hour) FROM usage_hourly u
+        WHERE u.hour >= date_trunc('day', days.hour, 'UTC') + interval '1 day' AND u.hour < coalesce($2, $4::timestamptz)
+    )
+    FROM days WHERE days.hour IS NOT NULL
+)
+SELECT date_trunc('day', hour, 'UTC') AS day FROM days WHERE hour IS NOT NULL
+
 -- name: usage
-SELECT u.customer_id, coalesce(max(c.name), '') AS customer, date_trunc($1, u.hour, 'UTC') AS since,
-       u.model, u.meter, sum(u.quantity) AS quantity
-FROM usage_hourly u LEFT JOIN customers c USING (customer_id)
-WHERE ($2::text IS NULL OR u.customer_id = $2 OR c.name = $2)
-  AND ($3::timestamptz IS NULL OR u.hour >= $3)
-  AND ($4::timestamptz IS NULL OR u.hour < $4)
-  AND ($5::text IS NULL OR u.model = $5)
-  AND ($6::text IS NULL OR u.meter = $6)
-GROUP BY u.customer_id, 3, u.model, u.meter
-ORDER BY since, customer, u.customer_id, u.model, u.meter
+-- $1: where each period begins, in order; what lies before the first is period 0. Columns not asked for by $4 are empty.
+WITH sums AS (
+    SELECT width_bucket(hour, $1::timestamptz[]) AS period,
+           CASE WHEN 'customer' = ANY ($4::text[]) THEN customer_id ELSE '' END AS customer_id,
+           CASE WHEN 'model' = ANY ($4) THEN model ELSE '' END AS model,
+           CASE WHEN 'version' = ANY ($4) THEN version ELSE '' END AS version,
+           CASE WHEN 'price_id' = ANY ($4) THEN price_id ELSE '' END AS price_id,
+           meter, sum(quantity) AS quantity
+    FROM usage_hourly
+    WHERE ($2::timestamptz IS NULL OR hour >= $2) AND ($3::timestamptz IS NULL OR hour < $3)
+      AND ($5::text[] IS NULL OR customer_id = ANY ($5)) AND ($6::text IS NULL OR model = $6)
+      AND ($7::text IS NULL OR starts_with(version, $7)) AND ($8::text IS NULL OR price_id = $8)
+      AND ($9::text IS NULL OR meter = $9)
+    GROUP BY 1, 2, 3, 4, 5, 6
+)
+SELECT s.period, s.customer_id, coalesce(c.name, '') AS customer, s.model, s.version, s.price_id, s.meter, s.quantity
+FROM sums s LEFT JOIN customers c USING (customer_id)
+ORDER BY s.period, customer, s.customer_id, s.model, s.version, s.price_id, s.meter
+
+-- name: usage_patience
+-- For one transaction: what it may take of the server, in milliseconds.
+SELECT set_config('statement_timeout', $1, true), set_config('idle_in_transaction_session_timeout', $1, true)
+
+-- name: usage_customers
+-- Whom a name or an id means; usage may be of somebody who was never registered.
+SELECT $1::text AS customer_id UNION SELECT customer_id FROM customers WHERE name = $1
 
 -- name: known_names
 -- Whether anybody is or was called $1, and any model $2.
@@ -59,44 +112,130 @@ SELECT EXISTS (SELECT 1 FROM customers WHERE customer_id = $1 OR name = $1)
        EXISTS (SELECT 1 FROM models WHERE model = $2)
        OR EXISTS (SELECT 1 FROM usage_hourly WHERE model = $2) AS model
 
--- Of the outbox: facts about rows that are older than it.
+-- name: watermarks
+SELECT partition, complete_until, seen_at
+FROM usage_watermarks WHERE consumer_group = $1 AND topic = $2
 
--- name: backfill_claim
--- The tables whose rows have not been told, now taken; a second taker waits for the first and gets none.
-INSERT INTO outbox_backfill (source)
-VALUES ('prices'), ('model_versions'), ('routes'), ('api_keys')
+-- name: usage_now
+SELECT statement_timestamp()
+
+-- name: move_watermarks
+-- In the order of their keys, and forward only; null leaves what is known.
+INSERT INTO usage_watermarks AS w (consumer_group, topic, partition, complete_until, seen_at)
+SELECT $1, $2, partition, complete_until, statement_timestamp()
+FROM unnest($3::integer[], $4::timestamptz[]) AS new (partition, complete_until)
+ORDER BY partition
+ON CONFLICT (consumer_group, topic, partition)
+DO UPDATE SET complete_until = greatest(w.complete_until, excluded.complete_until),
+              seen_at = greatest(w.seen_at, excluded.seen_at)
+
+-- Of the outbox: facts about rows that are older than it. The statements for slices give, of the rows that are as old as
+-- $1, up to $2 that come before what is told of their table, the newest first: when each came to be, and what it is.
+
+-- name: backfill_begin
+INSERT INTO outbox_backfill (source, completed_at)
+VALUES ('prices', NULL), ('model_versions', NULL), ('routes', NULL), ('api_keys', NULL)
 ON CONFLICT (source) DO NOTHING
-RETURNING source
+
+-- name: backfill_open
+-- The tables of which rows are still to be told.
+SELECT source FROM outbox_backfill WHERE completed_at IS NULL
+
+-- name: backfill_turn
+-- Whether rows of a table are still to be told; nobody else tells them until the transaction ends.
+SELECT completed_at IS NULL FROM outbox_backfill WHERE source = $1 FOR UPDATE
+
+-- name: backfill_move
+UPDATE outbox_backfill SET below_at = $2, below_id = $3 WHERE source = $1
+
+-- name: backfill_complete
+UPDATE outbox_backfill SET completed_at = now() WHERE source = $1
 
 -- name: outbox_since
 -- When the outbox came to be: changes after that wrote their facts themselves.
 SELECT applied_at FROM schema_migrations WHERE name = '0005_facts.sql'
 
 -- name: old_prices
-SELECT price_id, currency, min(created_at) AS created_at, jsonb_object_agg(meter, amount_micros) AS amounts_micros
-FROM prices WHERE created_at <= $1
-GROUP BY price_id, currency
-ORDER BY price_id, currency
+SELECT p.* FROM outbox_backfill b, (
+    SELECT min(created_at) AS at, jsonb_build_array(price_id, currency)::text COLLATE "C" AS id, price_id, currency,
+           jsonb_object_agg(meter, amount_micros) AS amounts_micros
+    FROM prices WHERE created_at <= $1
+    GROUP BY price_id, currency
+) AS p
+WHERE b.source = 'prices' AND (p.at, p.id) < (b.below_at, b.below_id)
+ORDER BY p.at DESC, p.id DESC
+LIMIT $2
 
 -- name: old_versions
-SELECT v.version, v.model, v.manifest, v.artifact_uri, v.created_at, m.task
-FROM model_versions v JOIN models m USING (model)
-WHERE v.created_at <= $1
-ORDER BY v.model, v.version
+-- Fewer when their manifests are more than 8 MiB.
+SELECT * FROM (
+    SELECT *, sum(octet_length(manifest)) OVER (ORDER BY at DESC, id DESC) - octet_length(manifest) AS bytes_before
+    FROM (
+        SELECT v.* FROM outbox_backfill b, (
+            SELECT v.created_at AS at, (v.model || '/' || v.version) COLLATE "C" AS id,
+                   v.version, v.model, v.manifest, v.artifact_uri, m.task
+            FROM model_versions v JOIN models m USING (model)
+            WHERE v.created_at <= $1
+        ) AS v
+        WHERE b.source = 'model_versions' AND (v.at, v.id) < (b.below_at, b.below_id)
+        ORDER BY v.at DESC, v.id DESC
+        LIMIT $2
+    ) AS slice
+) AS sized
+WHERE bytes_before < 8388608
+ORDER BY at DESC, id DESC
 
 -- name: old_routes
-SELECT model, version, pool, spread, price_id, updated_at FROM routes WHERE updated_at <= $1 ORDER BY model
+SELECT r.* FROM outbox_backfill b, (
+    SELECT updated_at AS at, model COLLATE "C" AS id, model, version, pool, spread, price_id
+    FROM routes WHERE updated_at <= $1
+) AS r
+WHERE b.source = 'routes' AND (r.at, r.id) < (b.below_at, b.below_id)
+ORDER BY r.at DESC, r.id DESC
+LIMIT $2
 
 -- name: old_keys
--- A rotation ends a key before its time, and its successors live as long as it was given at first. So the last of them,
--- which no rotation has ended, tells how long that was.
-WITH RECURSIVE line AS (
-    SELECT key_id, key_id AS last FROM api_keys WHERE created_at <= $1
+-- A row for the creation of a key, and one for its revocation. A rotation ends a key before its time, and its successors
+-- live as long as it was given at first. So the last of them, which no rotation has ended, tells how long that was; keys
+-- that succeed each other in a circle have no last one. However many keys there are, indexes find those of the slice.
+WITH told AS (
+    SELECT below_at, below_id FROM outbox_backfill WHERE source = 'api_keys'
+), slice AS (
+    (SELECT created_at AS at, (key_id || '/CREATED') COLLATE "C" AS id, 'CREATED' AS change, key_id, customer_id, label,
+            requests_per_s, burst, created_at, NULL::timestamptz AS revoked_at
+     FROM api_keys
+     WHERE created_at <= $1
+       AND (created_at, (key_id || '/CREATED') COLLATE "C") < (SELECT below_at, below_id FROM told)
+     ORDER BY at DESC, id DESC
+     LIMIT $2)
     UNION ALL
-    SELECT line.key_id, next.key_id FROM line JOIN api_keys next ON next.replaces_key_id = line.last
+    (SELECT revoked_at, (key_id || '/REVOKED') COLLATE "C" AS id, 'REVOKED', key_id, customer_id, label,
+            requests_per_s, burst, created_at, revoked_at
+     FROM api_keys
+     WHERE revoked_at <= $1 AND created_at <= $1
+       AND (revoked_at, (key_id || '/REVOKED') COLLATE "C") < (SELECT below_at, below_id FROM told)
+     ORDER BY revoked_at DESC, id DESC
+     LIMIT $2)
+    ORDER BY at DESC, id DESC
+    LIMIT $2
 )
-SELECT k.key_id, k.customer_id, k.label, k.requests_per_s, k.burst, k.created_at, k.revoked_at,
-       l.created_at AS last_created_at, l.expires_at AS last_expires_at
-FROM line JOIN api_keys k USING (key_id) JOIN api_keys l ON l.key_id = line.last
-WHERE NOT EXISTS (SELECT FROM api_keys WHERE replaces_key_id = line.last)
-ORDER BY k.key_id
+SELECT slice.*, last_created_at, last_expires_at
+FROM slice LEFT JOIN LATERAL (
+    WITH RECURSIVE line AS (
+        SELECT slice.key_id
+        UNION  -- and not ALL, so that a circle comes to an end
+        SELECT next.key_id FROM line JOIN api_keys next ON next.replaces_key_id = line.key_id
+    )
+    SELECT k.created_at AS last_created_at, k.expires_at AS last_expires_at
+    FROM line JOIN api_keys k USING (key_id)
+    WHERE NOT EXISTS (SELECT FROM api_keys WHERE replaces_key_id = k.key_id)
+    LIMIT 1
+) AS last ON true
+ORDER BY at DESC, id DESC
+
+-- name: untold_add
+INSERT INTO outbox_untold (source, id, reason)
+SELECT $1, id, reason FROM unnest($2::text[], $3::text[]) AS new (id, reason)
+
+-- name: untold
+SELECT count(*) OVER () AS rows, source, id, reason FROM outbox_untold ORDER BY noted_at, source, id LIMIT $1

@@ -139,6 +139,12 @@ def env(servers: dict[str, str], tmp_path: Path) -> Iterator[dict[str, str]]:
     run_apart(_delete_topics(servers["INFERLOG_KAFKA_BOOTSTRAP"], namespace))
 
 
+@pytest.fixture(params=["agent", "loop"])
+def either(env: dict[str, str], request: pytest.FixtureRequest) -> dict[str, str]:
+    """The same settings for a ledger that reads as Faust's agent and for one that reads in a loop of its own."""
+    return {**env, "INFERLOG_LEDGER_MODE": request.param}
+
+
 @pytest.fixture
 def spawn(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     """Start a process of the product: `spawn(["python", "-m", "api"], env, name="api")`; all end with the test."""

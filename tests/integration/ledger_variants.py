@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import faust
+from faust.transport.drivers import aiokafka as kafka_driver
 from mode.supervisors import CrashingSupervisor
 
 from infra import schema_feed
@@ -66,6 +67,8 @@ def register_with_take(
     async def usage_ledger(stream: Any) -> None:
         stream.get_root_stream().add_processor(_event)
         async for events in stream.take(batch_records, within=batch_wait_s):
+            for event in events:
+                event.message.follows = event.message.offset
             await deliver([raw_record(event) for event in events])
 
     return usage_ledger
@@ -87,6 +90,28 @@ def register_stuck(app: faust.App, topic_name: str, deliver: Deliver, **_options
     return usage_ledger
 
 
+class FailsLedger(Ledger):
+    """Raises in the middle of every batch, which no deadline and no retry covers."""
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[LedgerTransaction]:
+        async with super().transaction() as transaction:
+            yield transaction
+            raise RuntimeError("an error that nobody foresaw")
+
+
+class FailsApp(LedgerApp):
+    def new_ledger(self, pool: Any) -> Ledger:
+        return FailsLedger(pool, group=self.conf.id)
+
+
+class CommitsAcknowledgedApp(LedgerApp):
+    """With Faust's own consumer, which commits what its streams acknowledged."""
+
+    def _new_transport(self) -> Any:
+        return kafka_driver.Transport(self.conf.broker_consumer, self)
+
+
 class LearnsNothingApp(LedgerApp):
     """Without the schemas on the log: what the lock file of this process lacks is unknown for ever."""
 
@@ -97,6 +122,7 @@ class LearnsNothingApp(LedgerApp):
 
 double_counting = build(streams_settings(), app_class=CountsEverythingApp)
 dies_after_commit = build(streams_settings(), app_class=DiesAfterCommitApp)
-early_ack = build(streams_settings(), register=register_with_take)
+early_ack = build(streams_settings(), app_class=CommitsAcknowledgedApp, register=register_with_take)
 stuck = build(streams_settings(), register=register_stuck)
+fails = build(streams_settings(), app_class=FailsApp)
 learns_nothing = build(streams_settings(), app_class=LearnsNothingApp)

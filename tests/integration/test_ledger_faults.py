@@ -16,8 +16,8 @@ from tests.factories import encode_unchecked, usage
 from tests.integration.ledger_world import LedgerWorld, Spawn, health, usages
 
 
-async def test_postgres_away_holds_and_resumes_without_loss(env: dict[str, str], spawn: Spawn, stack: Stack) -> None:
-    world = LedgerWorld(env, spawn)
+async def test_postgres_away_holds_and_resumes_without_loss(either: dict[str, str], spawn: Spawn, stack: Stack) -> None:
+    world = LedgerWorld(either, spawn)
     worker = world.worker()
     await world.produce(usages(100))
     await world.caught_up()
@@ -34,9 +34,9 @@ async def test_postgres_away_holds_and_resumes_without_loss(env: dict[str, str],
 
 
 async def test_postgres_away_for_too_long_ends_the_worker_with_nothing_acknowledged(
-    env: dict[str, str], spawn: Spawn, stack: Stack
+    either: dict[str, str], spawn: Spawn, stack: Stack
 ) -> None:
-    world = LedgerWorld(env, spawn)
+    world = LedgerWorld(either, spawn)
     worker = world.worker(settings={"INFERLOG_LEDGER_GIVE_UP_S": "2"})
     stack.stop_part("postgres")
     try:
@@ -51,8 +51,8 @@ async def test_postgres_away_for_too_long_ends_the_worker_with_nothing_acknowled
     assert await world.sums() == {"requests": 50, "items": 200}
 
 
-async def test_bad_records_become_dead_letters_and_the_stream_goes_on(env: dict[str, str], spawn: Spawn) -> None:
-    world = LedgerWorld(env, spawn)
+async def test_bad_records_become_dead_letters_and_the_stream_goes_on(either: dict[str, str], spawn: Spawn) -> None:
+    world = LedgerWorld(either, spawn)
     good = usages(60, customers=1)
     huge = [usage(customer_id="cus_0", quantities={"requests": 1, "items": 2**62}) for _ in range(3)]
     records: list[UsageRecorded | bytes] = [
@@ -83,10 +83,10 @@ async def test_bad_records_become_dead_letters_and_the_stream_goes_on(env: dict[
 
 @pytest.mark.parametrize("batch", ["1", "1000"])
 async def test_a_record_that_repeats_another_with_other_content_is_set_aside_wherever_the_batch_ends(
-    env: dict[str, str], spawn: Spawn, monkeypatch: pytest.MonkeyPatch, batch: str
+    either: dict[str, str], spawn: Spawn, monkeypatch: pytest.MonkeyPatch, batch: str
 ) -> None:
     monkeypatch.setattr("streams.replay.verify.SETTLE_S", 0.0)  # results that there are not need not be awaited
-    world = LedgerWorld(env, spawn)
+    world = LedgerWorld(either, spawn)
     first = usage(customer_id="cus_0", quantities={"items": 4})
     other = usage(request_id=first.request_id, customer_id="cus_0", quantities={"items": 9})
     await world.produce([first, other, first, other, *usages(3, customers=1)], partition=0)
@@ -103,9 +103,9 @@ async def test_a_record_that_repeats_another_with_other_content_is_set_aside_whe
 
 
 async def test_a_stop_does_not_wait_for_a_postgres_that_is_stopped(
-    env: dict[str, str], spawn: Spawn, stack: Stack
+    either: dict[str, str], spawn: Spawn, stack: Stack
 ) -> None:
-    world = LedgerWorld(env, spawn)
+    world = LedgerWorld(either, spawn)
     worker = world.worker()
     async with world.blocked_batch():
         await world.produce(usages(10))
@@ -122,8 +122,8 @@ async def test_a_stop_does_not_wait_for_a_postgres_that_is_stopped(
     assert await world.sums() == {"requests": 10, "items": 40}
 
 
-async def test_only_committed_records_are_counted(env: dict[str, str], spawn: Spawn) -> None:
-    world = LedgerWorld(env, spawn)
+async def test_only_committed_records_are_counted(either: dict[str, str], spawn: Spawn) -> None:
+    world = LedgerWorld(either, spawn)
     kept, dropped = usages(5, customers=1), usages(5, customers=1)
     producer = AIOKafkaProducer(
         bootstrap_servers=world.settings.kafka.bootstrap, transactional_id=f"{world.group}-test"
@@ -184,8 +184,8 @@ async def test_a_held_batch_is_no_stall_and_lag_without_explanation_is(env: dict
     assert watchdog.lag == 10
 
 
-async def test_a_killed_workers_partitions_move_on(env: dict[str, str], spawn: Spawn) -> None:
-    world = LedgerWorld(env, spawn)
+async def test_a_killed_workers_partitions_move_on(either: dict[str, str], spawn: Spawn) -> None:
+    world = LedgerWorld(either, spawn)
     first = world.worker()
     await world.produce(usages(100))
     await world.caught_up()

@@ -14,8 +14,10 @@ EXACT = {"requests": REQUESTS, "items": 4 * REQUESTS}
 SMALL = {"INFERLOG_LEDGER_BATCH": "50"}
 
 
-async def test_three_deliveries_and_a_kill_mid_batch_bill_each_request_once(env: dict[str, str], spawn: Spawn) -> None:
-    world = LedgerWorld(env, spawn)
+async def test_three_deliveries_and_a_kill_mid_batch_bill_each_request_once(
+    either: dict[str, str], spawn: Spawn
+) -> None:
+    world = LedgerWorld(either, spawn)
     records = usages(REQUESTS)
     for _ in range(3):
         await world.produce(records)
@@ -55,9 +57,9 @@ async def test_without_the_insert_that_dedups_the_same_run_bills_thrice(env: dic
 
 
 async def test_a_batch_in_hand_stays_unacknowledged_when_the_worker_is_stopped(
-    env: dict[str, str], spawn: Spawn
+    either: dict[str, str], spawn: Spawn
 ) -> None:
-    world = LedgerWorld(env, spawn)
+    world = LedgerWorld(either, spawn)
     await world.produce(usages(REQUESTS))
     async with world.blocked_batch():
         worker = world.worker()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import datetime, timezone
 from uuid import uuid4
 
 import pytest
@@ -13,7 +15,8 @@ from infra.postgres import is_data_error, open_pool
 from infra.settings import PostgresSettings
 from streams.delivery import Delivery
 from streams.ledger import Ledger
-from streams.projections import Counted, NextOffset
+from streams.projections import Counted
+from streams.stretches import Skipped, Stretch
 from tests.conditions import eventually
 from tests.unit.streams.usage_samples import TOPIC, located, raw, usage
 
@@ -92,7 +95,7 @@ async def test_nothing_of_a_transaction_that_raises_is_kept(ledger: Ledger) -> N
     async def killed_before_commit() -> None:
         async with ledger.transaction() as t:
             await t.count([located(usage(1))])
-            await t.advance([NextOffset(topic=TOPIC, partition=0, next_offset=1)])
+            await t.advance([Stretch(topic=TOPIC, partition=0, begin=0, end=1)])
             raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError, match="killed"):
@@ -101,11 +104,35 @@ async def test_nothing_of_a_transaction_that_raises_is_kept(ledger: Ledger) -> N
     assert await ledger.positions(TOPIC) == {}
 
 
+async def advance(ledger: Ledger, begin: int, end: int, *, partition: int = 3) -> None:
+    async with ledger.transaction() as t:
+        await t.count([located(usage(end))])
+        await t.advance([Stretch(topic=TOPIC, partition=partition, begin=begin, end=end)])
+
+
 async def test_the_position_only_moves_forward(ledger: Ledger) -> None:
-    for offset in (5, 9, 7):
-        async with ledger.transaction() as t:
-            await t.advance([NextOffset(topic=TOPIC, partition=3, next_offset=offset)])
+    for begin, end in ((0, 5), (5, 9), (4, 7)):
+        await advance(ledger, begin, end)
     assert await ledger.positions(TOPIC) == {3: 9}
+
+
+@pytest.mark.parametrize(("before", "begin"), [([(0, 5)], 6), ([], 1)])
+async def test_a_batch_that_does_not_follow_the_position_is_refused_and_nothing_of_it_kept(
+    ledger: Ledger, before: list[tuple[int, int]], begin: int
+) -> None:
+    for known in before:
+        await advance(ledger, *known)
+    with pytest.raises(Skipped, match=f"partition 3: a batch begins at {begin}"):
+        await advance(ledger, begin, begin + 4)
+    assert await ledger.positions(TOPIC) == ({3: 5} if before else {})
+    assert (await sums(ledger)).get("requests", 0) == len(before)
+
+
+async def test_a_position_is_set_where_the_topic_was_made_anew(ledger: Ledger) -> None:
+    await advance(ledger, 0, 9)
+    await ledger.place(TOPIC, {3: 2, 4: 7})
+    assert await ledger.positions(TOPIC) == {3: 2, 4: 7}
+    await advance(ledger, 7, 8, partition=4)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +141,8 @@ async def test_the_position_only_moves_forward(ledger: Ledger) -> None:
         usage(2, quantities={"items": 2**63 - 1}),  # the sum overflows
         usage(2, quantities={"items": -100}),  # the table's own check
         usage(2, customer="a\x00b"),  # no such character in Postgres
+        replace(usage(2), occurred_at=datetime.min.replace(tzinfo=timezone.utc)),  # -infinity to Postgres
+        replace(usage(2), occurred_at=datetime.max.replace(tzinfo=timezone.utc)),
         usage(
             2, customer="".join(chr(0x4E00 + n * 7919 % 20_000) for n in range(4000))
         ),  # longer than an index takes, also compressed
@@ -131,7 +160,7 @@ async def test_a_transaction_goes_on_after_refused_data(ledger: Ledger, bad: obj
 
 async def test_writers_with_the_same_records_in_other_orders_count_each_once(ledger: Ledger) -> None:
     records = [usage(n, customer=f"cus_{n % 5}", minutes=n % 90) for n in range(300)]
-    log = [raw(r, offset, partition=offset % 4) for offset, r in enumerate(records)]
+    log = [raw(r, offset, partition=offset % 4, follows=0) for offset, r in enumerate(records)]
 
     async def write(order: list[int]) -> None:
         delivery = Delivery(ledger, give_up_s=30)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from schemas.records import UsageRecorded
 from streams.dead_letters import RawRecord
 from streams.delivery import Delivery
-from streams.projections import content_digest, hourly_rows, next_offsets, processed_rows
+from streams.projections import content_digest, hourly_rows, processed_rows
 from streams.replay.proofs import LedgerProof, Verdict
 from tests.conftest import run_apart
 from tests.unit.streams.fake_ledger import FakeLedger
@@ -129,9 +129,3 @@ def test_rows_come_sorted_by_their_keys_and_keep_the_sum(once: list[UsageRecorde
     assert hourly_rows(list(reversed(usages))) == rows
     ids = [request_id for request_id, _, _ in processed_rows(usages)]
     assert ids == sorted(ids)
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1000)), min_size=1))
-def test_the_position_is_one_past_the_highest_offset_of_each_partition(places: list[tuple[int, int]]) -> None:
-    found = {o.partition: o.next_offset for o in next_offsets([raw(b"", o, partition=p) for p, o in places])}
-    assert found == {p: 1 + max(o for q, o in places if q == p) for p, _ in places}

@@ -10,7 +10,8 @@ from uuid import UUID
 import asyncpg
 
 from schemas.records import DeadLetter
-from streams.projections import Counted, LocatedUsage, NextOffset, hourly_rows
+from streams.projections import Counted, LocatedUsage, hourly_rows
+from streams.stretches import Skipped, Stretch
 
 BIGINT_MAX = 2**63 - 1
 
@@ -40,10 +41,12 @@ class FakeTransaction:
         self._ledger.dead |= {(x.partition, x.offset): x.reason for x in new}
         return new
 
-    async def advance(self, offsets: Sequence[NextOffset]) -> None:
-        for o in offsets:
-            known = self._ledger.positions.get(o.partition, 0)
-            self._ledger.positions[o.partition] = max(known, o.next_offset)
+    async def advance(self, stretches: Sequence[Stretch]) -> None:
+        for s in stretches:
+            known = self._ledger.positions.get(s.partition, 0)
+            if s.begin > known:
+                raise Skipped(f"partition {s.partition}: begins at {s.begin}, past {known}")
+            self._ledger.positions[s.partition] = max(known, s.end)
 
     async def tell(self, letters: Sequence[DeadLetter]) -> None:
         self._ledger.told += letters

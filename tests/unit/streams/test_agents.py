@@ -1,4 +1,4 @@
-"""Streams are read in the one way that loses nothing, and a batch is acknowledged after its delivery, in order."""
+"""Streams are read in the one way that loses nothing, and only what was delivered may be committed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from mode.supervisors import CrashingSupervisor
 
 from streams.agents import register_usage_agent
 from streams.dead_letters import RawRecord
+from streams.stretches import Stretch, stretches
 
 STREAMS = Path(__file__).resolve().parents[3] / "streams"
 FORBIDDEN_CALLS = {"take", "take_events", "take_with_timestamp", "events", "items", "noack", "enumerate"}
@@ -81,46 +82,49 @@ def test_the_guard_sees_every_way_that_can_lose(body: str, options: str, fault: 
 
 
 class Stream:
-    def __init__(self, batches: list[list[Any]], calls: list[object]) -> None:
+    def __init__(self, batches: list[list[Any]]) -> None:
         self._batches = batches
-        self._calls = calls
 
     async def noack_take(self, _max: int, within: float) -> AsyncIterator[list[Any]]:
         for batch in self._batches:
             yield batch
 
     async def ack(self, event: Any) -> None:
-        self._calls.append(event.message.offset)
+        raise AssertionError("what may be committed is not said by acknowledging")
 
 
 def event(offset: int) -> Any:
-    return SimpleNamespace(message=SimpleNamespace(topic="t", partition=0, offset=offset, key=b"k", value=b"v"))
+    return SimpleNamespace(
+        message=SimpleNamespace(topic="t", partition=0, offset=offset, follows=offset, key=b"k", value=b"v")
+    )
 
 
-def register(deliver: Any) -> Any:
+def register(deliver: Any, calls: list[object]) -> Any:
     app = faust.App("test", broker="kafka://127.0.0.1:1", autodiscover=False)
+    app.consumer = SimpleNamespace(cover=lambda stretches: calls.append(("covered", [s.end for s in stretches])))
     return register_usage_agent(app, "t", deliver, batch_records=10, batch_wait_s=0.1)
 
 
-async def test_acknowledges_after_delivery_in_order() -> None:
+async def test_covers_a_batch_after_its_delivery() -> None:
     calls: list[object] = []
 
-    async def deliver(records: Sequence[RawRecord]) -> None:
+    async def deliver(records: Sequence[RawRecord]) -> list[Stretch]:
         calls.append(("delivered", [r.offset for r in records]))
+        return stretches(records)
 
-    agent = register(deliver)
-    await agent.fun(Stream([[event(3), event(4)], [event(5)]], calls))
-    assert calls == [("delivered", [3, 4]), 3, 4, ("delivered", [5]), 5]
+    agent = register(deliver, calls)
+    await agent.fun(Stream([[event(3), event(4)], [event(5)]]))
+    assert calls == [("delivered", [3, 4]), ("covered", [5]), ("delivered", [5]), ("covered", [6])]
     assert agent.concurrency == 1
     assert agent.supervisor_strategy is CrashingSupervisor
 
 
-async def test_acknowledges_nothing_of_a_batch_that_was_not_delivered() -> None:
+async def test_covers_nothing_of_a_batch_that_was_not_delivered() -> None:
     calls: list[object] = []
 
-    async def deliver(records: Sequence[RawRecord]) -> None:
+    async def deliver(records: Sequence[RawRecord]) -> list[Stretch]:
         raise ConnectionError("away")
 
     with pytest.raises(ConnectionError):
-        await register(deliver).fun(Stream([[event(3)]], calls))
+        await register(deliver, calls).fun(Stream([[event(3)]]))
     assert calls == []

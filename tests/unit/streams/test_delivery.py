@@ -52,9 +52,9 @@ def total(ledger: FakeLedger, meter: str = "items") -> int:
 
 
 async def test_counts_and_moves_the_position(delivery: Delivery, ledger: FakeLedger) -> None:
-    await delivery.deliver([raw(usage(1), 10), raw(usage(2), 11), raw(usage(3), 5, partition=1)])
+    await delivery.deliver([raw(usage(1), 0), raw(usage(2), 1), raw(usage(3), 0, partition=1)])
     assert total(ledger) == 12
-    assert ledger.positions == {0: 12, 1: 6}
+    assert ledger.positions == {0: 2, 1: 1}
 
 
 async def test_the_same_request_twice_in_a_batch_counts_once(delivery: Delivery, ledger: FakeLedger) -> None:
@@ -285,3 +285,11 @@ async def test_a_large_batch_without_one_good_record_stops_the_stream(delivery: 
     assert not ledger.dead
     await delivery.deliver([raw(b"junk", n) for n in range(99)])  # a small one is set aside
     assert len(ledger.dead) == 99
+
+
+async def test_told_to_set_all_aside_it_does_and_goes_on(ledger: FakeLedger) -> None:
+    delivery = Delivery(ledger, give_up_s=1, set_aside_all=True)
+    await delivery.deliver([raw(b"junk", n) for n in range(100)])
+    await delivery.deliver([raw(usage(1), 100)])
+    assert len(ledger.dead) == 100
+    assert ledger.positions == {0: 101}

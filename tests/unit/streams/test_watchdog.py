@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from streams.positions import Behind, behind
 from streams.watchdog import StallDetector, Standing
 
 
@@ -44,9 +43,3 @@ def test_an_explained_pause_starts_anew() -> None:
     detector.observe(standing(5, 9), now_s=100)
     detector.forget()
     assert detector.observe(standing(5, 9), now_s=111) == {}
-
-
-def test_only_a_broker_ahead_of_the_ledger_is_behind() -> None:
-    assert behind({0: 5, 1: 5, 2: 5}, {0: 5, 1: 9}) == [Behind(partition=2, committed=5, next_offset=0)]
-    assert behind({0: 7}, {0: 4}) == [Behind(partition=0, committed=7, next_offset=4)]
-    assert behind({}, {0: 4}) == []

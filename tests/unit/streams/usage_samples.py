@@ -37,9 +37,12 @@ def usage(
     )
 
 
-def raw(record: UsageRecorded | bytes | None, offset: int, *, partition: int = 0) -> RawRecord:
+def raw(
+    record: UsageRecorded | bytes | None, offset: int, *, partition: int = 0, follows: int | None = None
+) -> RawRecord:
     value = encode_unchecked(record) if isinstance(record, UsageRecorded) else record
-    return RawRecord(topic=TOPIC, partition=partition, offset=offset, key=b"acme", value=value)
+    at = offset if follows is None else follows
+    return RawRecord(topic=TOPIC, partition=partition, offset=offset, follows=at, key=b"acme", value=value)
 
 
 def located(record: UsageRecorded, offset: int = 0, *, partition: int = 0) -> LocatedUsage:

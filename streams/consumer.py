@@ -1,0 +1,117 @@
+"""Faust's consumer with the three things changed that lose usage: what it commits, where it begins, what it skips.
+
+Faust commits what its streams acknowledged, and a stream that ends for whatever reason acknowledges what it has in
+hand. It begins again at the group's offset, and where there is none it just reads on, past what it dropped in a
+rebalance; and it may drop records without a word. So only what the ledger's COMMIT covered is committed here, every
+assignment begins at an explicit offset, and each record says where its reader stood: the ledger refuses what does not
+follow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from faust.transport.drivers import aiokafka as kafka_driver
+from faust.types import TP
+
+from infra.kafka import read_every_batch
+from streams.footing import Footing
+from streams.in_hand import InHand
+from streams.stretches import Stretch
+
+Offsets = Mapping[TP, int]
+_FULL_PAUSE_S = 0.1
+
+
+class LedgerThread(kafka_driver.AIOKafkaConsumerThread):
+    """The thread that fetches: committed records only, each with the position that it follows."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.footing = Footing()
+
+    def _create_worker_consumer(self, transport: Any) -> Any:
+        read_every_batch()
+        consumer = super()._create_worker_consumer(transport)
+        if consumer._isolation_level not in ("read_uncommitted", "read_committed"):
+            raise RuntimeError("this aiokafka keeps its isolation level elsewhere; committed reads cannot be set")
+        # Read when the consumer starts, which is later. Faust sets it only under `exactly_once`, with all that brings.
+        consumer._isolation_level = "read_committed"
+        return consumer
+
+    async def seek_to_committed(self) -> Offsets:
+        """Seek every assigned partition to the group's offset, or to the log's first where the group has none."""
+        found: Offsets = await self.call_thread(self._begin)
+        return found
+
+    async def _begin(self) -> Offsets:
+        consumer = self._ensure_consumer()
+        begun = await self.footing.begin(consumer, consumer.assignment())
+        return {TP(tp.topic, tp.partition): offset for tp, offset in begun.items()}
+
+    async def _fetch_records(self, *args: Any, **kwargs: Any) -> Any:
+        """Lists of (position before, record) per partition."""
+        fetched = await super()._fetch_records(*args, **kwargs)
+        return await self.footing.follow(self._ensure_consumer(), fetched)
+
+
+class LedgerConsumer(kafka_driver.Consumer):
+    """A consumer on that thread. `cover` is the only way to have an offset committed."""
+
+    _thread: LedgerThread
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._covered: dict[TP, int] = {}
+        self.in_hand = InHand()
+
+    def _new_consumer_thread(self) -> LedgerThread:
+        return LedgerThread(self, loop=self.loop, beacon=self.beacon)
+
+    def cover(self, stretches: Sequence[Stretch]) -> None:
+        """The ledger holds everything below these ends: they may be committed, and will be within the interval."""
+        for stretch in stretches:
+            place = TP(stretch.topic, stretch.partition)
+            self._covered[place] = stretch.end
+            self.in_hand.cover(place, stretch.end)
+
+    async def _getmany(self, active_partitions: set[TP] | None, timeout: float) -> Any:
+        """What was fetched, or nothing for a moment while too much is in hand."""
+        if self.in_hand.full:
+            await asyncio.sleep(min(timeout, _FULL_PAUSE_S))
+            return {}
+        fetched = await super()._getmany(active_partitions, timeout)
+        for place, followed in fetched.items():
+            self.in_hand.take(place, [record for _, record in followed])
+        return fetched
+
+    def _to_message(self, tp: TP, record: Any) -> Any:
+        follows, fetched = record
+        message: Any = super()._to_message(tp, fetched)
+        message.follows = follows
+        return message
+
+    def _filter_tps_with_pending_acks(self, topics: Any = None) -> Iterator[TP]:
+        return (tp for tp in list(self._covered) if topics is None or tp in topics or tp.topic in topics)
+
+    def _new_offset(self, tp: TP) -> int | None:
+        return self._covered.get(tp)
+
+    async def on_partitions_revoked(self, revoked: set[TP]) -> None:
+        """Forget what was covered of partitions that are taken away, once Faust has committed it."""
+        await super().on_partitions_revoked(revoked)
+        self._thread.footing.forget(revoked)
+        self.in_hand.forget(revoked)
+        for tp in revoked:
+            self._covered.pop(tp, None)
+
+    async def _add_gap(self, tp: TP, offset_from: int, offset_to: int) -> None:
+        """Nothing: gaps matter to Faust's own way of finding what to commit, and would pile up."""
+
+
+class LedgerTransport(kafka_driver.Transport):
+    """A transport of such consumers."""
+
+    Consumer = LedgerConsumer
