@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from infra.postgres import Connection, Record, connect, is_outage, queries
+from infra.postgres import Connection, Record, is_outage, on_connection, queries
 from infra.settings import OperatorSettings
 
 T = TypeVar("T")
@@ -23,16 +22,8 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 def in_postgres(settings: OperatorSettings, work: Callable[[Connection], Awaitable[T]]) -> T:
     """Run `work` on one connection. An outage ends the command with one line."""
-
-    async def run() -> T:
-        connection = await connect(settings.postgres)
-        try:
-            return await work(connection)
-        finally:
-            await connection.close(timeout=5)
-
     try:
-        return asyncio.run(run())
+        return on_connection(settings.postgres, work)
     except Exception as error:
         if is_outage(error):
             raise click.ClickException(f"Postgres does not answer: {type(error).__name__}: {error}") from error

@@ -20,7 +20,7 @@ from gpu_worker.publish import Published
 from gpu_worker.registry import PublishConflict, Rerouted, Route, RouteWish
 from infra.actor import Author, authored
 from infra.kafka import BusUnavailable
-from infra.postgres import connect, is_outage, queries
+from infra.postgres import is_outage, open_connection, queries
 from infra.s3 import Store, StoreUnavailable
 from infra.settings import OperatorSettings, operator_settings
 from schemas.manifest import artifact_prefix
@@ -143,8 +143,7 @@ async def _publish(
     manifest = await asyncio.to_thread(read_bundle, folder)
     store = Store(settings.s3)
     uri = f"s3://{store.bucket}/{artifact_prefix(manifest.version)}"
-    connection = await connect(settings.postgres)
-    try:
+    async with open_connection(settings.postgres) as connection:
         # What takes a moment to ask comes before what takes minutes.
         await registry.require_registrable(connection, name, manifest, wish)
         if wish is not None:
@@ -155,8 +154,6 @@ async def _publish(
             # 1 files and manifest into S3, 2 rows and facts into Postgres: what dying between them costs is said there.
             await asyncio.to_thread(publishing.store_files, store, folder, manifest, progress)
         done = await registry.register(connection, name, manifest, artifact_uri=uri, wish=wish, by=by)
-    finally:
-        await connection.close(timeout=5)
     size_bytes = sum(f.size_bytes for f in manifest.files)
     return Published(
         model=name,
@@ -168,11 +165,8 @@ async def _publish(
 
 
 async def _list(settings: OperatorSettings) -> list[dict[str, Any]]:
-    connection = await connect(settings.postgres)
-    try:
+    async with open_connection(settings.postgres) as connection:
         rows = await connection.fetch(queries("gpu_worker")["list_versions"])
-    finally:
-        await connection.close(timeout=5)
     found = [dict(row) for row in rows]
     for row in found:
         row["published_at"] = row.pop("created_at").isoformat()
@@ -180,15 +174,12 @@ async def _list(settings: OperatorSettings) -> list[dict[str, Any]]:
 
 
 async def _route(settings: OperatorSettings, name: str, prefix: str, wish: RouteWish, by: Author) -> Rerouted:
-    connection = await connect(settings.postgres)
-    try:
+    async with open_connection(settings.postgres) as connection:
         version = await registry.find_version(connection, name, prefix)
         now = await registry.current_route(connection, name)
         # Asked before the lock is taken. Should the route move meanwhile, whoever moved it has asked for its pool.
         await publishing.require_pool(settings.kafka, registry.wished(now, version, wish).pool)
         return await registry.reroute(connection, name, version, wish, by=by)
-    finally:
-        await connection.close(timeout=5)
 
 
 def _published_row(done: Published) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from infra.arguments import guarded
+
 _COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("infra.local.commands:up", "Start the local stack: servers, API, worker, ledger."),
     "down": ("infra.local.commands:down", "Stop the local stack."),
@@ -28,8 +30,12 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("gpu_worker.commands:models", "Publish, list and route model versions."),
     "prices": ("streams.billing.prices_commands:price_list", "Publish and list what a unit of each meter costs."),
     "schemas": ("schemas.gate.commands:schemas", "List, check and publish the schemas of the records."),
-    "usage": ("streams.commands:usage", "Show what was used, by customer, hour, model and meter."),
+    "usage": ("streams.usage_commands:usage", "Show what was used, by customer, hour, day or month, model and meter."),
     "outbox": ("streams.outbox_commands:outbox", "Show and publish the changes that wait to become records."),
+    "dead-letters": (
+        "streams.quarantine.commands:dead_letters",
+        "List, redrive and discard records that could not be handled.",
+    ),
     "billing": ("streams.billing.commands:billing", "Report usage to Stripe and compare totals."),
     "export": (
         "streams.replay.export_command:export_topic",
@@ -47,7 +53,7 @@ class LazyGroup(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one command. A missing extra is explained, not shown as a traceback."""
+        """Import one command, its texts held to what servers carry. A missing extra is explained, no traceback."""
         if cmd_name not in _COMMANDS:
             return None
         module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
@@ -58,7 +64,7 @@ class LazyGroup(click.Group):
                 f"'{cmd_name}' needs the package '{error.name}', which is not installed here; "
                 "install inferlog with the extra of this process: [api], [gpu], [streams], [local], [export]"
             ) from error
-        return command
+        return guarded(command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The command list from the table above."""

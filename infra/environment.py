@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from infra.arguments import why_no_text
+
 ENV_FILE: Final = "stack.env"
 HOME_NAME: Final = ".inferlog"
 
@@ -42,7 +44,8 @@ def load_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]
     path = home_dir(env) / ENV_FILE
     found: dict[str, str] = {}
     if path.is_file():
-        for line in path.read_text(encoding="utf-8").splitlines():
+        # As the process environment does it; what is not UTF-8 is then refused by the name of its setting.
+        for line in path.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
             name, separator, value = line.partition("=")
             if separator and not line.startswith("#"):
                 found[name.strip()] = value.strip()
@@ -63,6 +66,8 @@ class SettingsReader:
         if value is None:
             self._mistakes.append(f"{name} is not set")
             return ""
+        if (why := why_no_text(value)) is not None:
+            self._mistakes.append(f"{name}: {why}")
         return value
 
     def choice(self, name: str, pattern: str, default: str, expected: str) -> str:

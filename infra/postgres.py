@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import asyncpg
 from asyncpg import Connection, Pool, Record
@@ -27,11 +27,16 @@ __all__ = [
     "fetch_within",
     "is_data_error",
     "is_outage",
+    "on_connection",
+    "open_connection",
     "open_pool",
     "queries",
     "split_queries",
 ]
 
+T = TypeVar("T")
+
+_CLOSE_WITHIN_S: Final = 5.0
 # Connection trouble, operator intervention (shutdown, restart), insufficient resources, and lock trouble
 # (deadlock, serialisation, lock timeout): the same statement may succeed later.
 _OUTAGE_CLASSES = ("08", "57", "53", "40", "55")
@@ -77,8 +82,36 @@ async def open_pool(
 
 
 async def connect(settings: PostgresSettings, *, timeout_s: float = 5.0, command_timeout_s: float = 30.0) -> Connection:
-    """One connection, for commands that need no pool."""
+    """One connection, which the caller closes; `open_connection` is the one that cannot be forgotten."""
     return await asyncpg.connect(settings.dsn, timeout=timeout_s, command_timeout=command_timeout_s)
+
+
+@asynccontextmanager
+async def open_connection(settings: PostgresSettings, *, command_timeout_s: float = 30.0) -> AsyncIterator[Connection]:
+    """One connection for one piece of work; locks that it holds are free again afterwards, whatever happened.
+
+    A server that goes away only at the end undoes nothing that was committed, so it is no failure of the work.
+    """
+    connection = await connect(settings, command_timeout_s=command_timeout_s)
+    try:
+        yield connection
+    finally:
+        try:
+            await connection.close(timeout=_CLOSE_WITHIN_S)
+        except Exception as error:
+            if not is_outage(error):
+                raise
+            connection.terminate()
+
+
+def on_connection(settings: PostgresSettings, work: Callable[[Connection], Awaitable[T]]) -> T:
+    """Run the work of a command, which runs in no event loop yet, on a connection of its own."""
+
+    async def run() -> T:
+        async with open_connection(settings) as connection:
+            return await work(connection)
+
+    return asyncio.run(run())
 
 
 def is_outage(error: BaseException) -> bool:

@@ -7,14 +7,16 @@ that a topic whose key allows it gets more partitions.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.resources import files
+from types import MappingProxyType
 
 from infra.kafka import BusUnavailable, KafkaError
 from infra.kafka_admin import Admin, open_admin
-from infra.postgres import Connection, DatabaseUnavailable, connect, queries
+from infra.postgres import Connection, DatabaseUnavailable, open_connection, queries
 from infra.s3 import RuleDiffers, RuleRefused, Store
 from infra.schema_publish import Compared, UnknownHere, publish_schemas
 from infra.settings import KafkaSettings, OperatorSettings, PostgresSettings
@@ -61,11 +63,12 @@ class MigrationChanged(RuntimeError):
     """A migration that was applied has since been edited; restore its text and add a new file instead."""
 
 
-def migrations() -> dict[str, str]:
-    """SQL by file name, in the order of application."""
+@lru_cache(maxsize=1)
+def migrations() -> Mapping[str, str]:
+    """SQL by file name, in the order of application; read once."""
     folder = files("infra").joinpath("migrations")
     found = [f for f in folder.iterdir() if f.name.endswith(".sql")]
-    return {f.name: f.read_text(encoding="utf-8") for f in sorted(found, key=lambda f: f.name)}
+    return MappingProxyType({f.name: f.read_text(encoding="utf-8") for f in sorted(found, key=lambda f: f.name)})
 
 
 async def migrate(settings: PostgresSettings) -> list[str]:
@@ -74,8 +77,7 @@ async def migrate(settings: PostgresSettings) -> list[str]:
     Raises MigrationChanged when an applied file's text is no longer what was applied.
     """
     applied: list[str] = []
-    connection = await connect(settings, command_timeout_s=60)
-    try:
+    async with open_connection(settings, command_timeout_s=60) as connection:
         await connection.execute(queries("infra")["take_turn"], _MIGRATION_LOCK)
         await connection.execute(queries("infra")["migrations_table"])
         for name, digest in (await _pending(connection)).items():
@@ -83,8 +85,6 @@ async def migrate(settings: PostgresSettings) -> list[str]:
                 await connection.execute(migrations()[name])
                 await connection.execute(queries("infra")["migration_add"], name, digest)
             applied.append(name)
-    finally:
-        await connection.close(timeout=5)
     return applied
 
 
@@ -127,7 +127,9 @@ async def provision(
         async with _kafka(settings.kafka) as admin:
             plan = await _plan(admin, topics, settings.kafka)
             if _is_there(SCHEMAS, plan, topics):
-                await publish_schemas(settings.kafka, check=True)
+                schemas = await publish_schemas(settings.kafka, check=True)
+            else:
+                schemas = Compared(missing=locked_schemas(), unknown_here=[])
             created = await admin.create_topics(plan.create)
             for growth in plan.grow:
                 await admin.grow(growth.topic, growth.partitions)
@@ -136,7 +138,8 @@ async def provision(
             else:
                 drift = plan.drift
         progress(f"topics: {len(created)} created, {len(plan.grow)} grown, {len(topics) - len(created)} there already")
-        schemas = await publish_schemas(settings.kafka)
+        if schemas.missing:  # what lies there was read above, and provisioners take turns
+            schemas = await publish_schemas(settings.kafka)
         published = [schema.id for schema in schemas.missing]
         progress(f"schemas: {len(published)} put on the log, {len(locked_schemas()) - len(published)} there already")
         applied = await migrate(settings.postgres)
@@ -168,11 +171,8 @@ async def examine(
         compared = await publish_schemas(settings.kafka, check=True)
     else:
         compared = Compared(missing=locked_schemas(), unknown_here=[])
-    connection = await connect(settings.postgres)
-    try:
+    async with open_connection(settings.postgres) as connection:
         waiting = list(await _pending(connection))
-    finally:
-        await connection.close(timeout=5)
     store = Store(settings.s3)
     bucket_missing = not await asyncio.to_thread(store.bucket_exists)
     expiry = _Expiry(new=True) if bucket_missing else await asyncio.to_thread(_examine_expiry, store)
@@ -262,8 +262,7 @@ async def _kafka(settings: KafkaSettings) -> AsyncIterator[Admin]:
 @asynccontextmanager
 async def _turn(settings: PostgresSettings) -> AsyncIterator[None]:
     """One provisioner at a time per installation. Raises DatabaseUnavailable after 60 s behind another one."""
-    connection = await connect(settings, command_timeout_s=_TURN_WITHIN_S)
-    try:
+    async with open_connection(settings, command_timeout_s=_TURN_WITHIN_S) as connection:
         try:
             await connection.execute(queries("infra")["take_turn"], _PROVISION_LOCK)
         except asyncio.TimeoutError as error:
@@ -271,5 +270,3 @@ async def _turn(settings: PostgresSettings) -> AsyncIterator[None]:
                 f"another 'inferlog provision' has not ended for {_TURN_WITHIN_S:g} s; look at it, then run this again"
             ) from error
         yield
-    finally:
-        await connection.close(timeout=5)

@@ -6,6 +6,10 @@ import threading
 
 from infra.blobs import ClaimCheck
 from infra.s3 import ObjectMissing, StoreUnavailable
+from schemas.tensors import Tensor
+
+#: Beyond what `claim_check` lets a record carry.
+LARGE = Tensor(name="large", datatype="UINT8", shape=(1, 2000), data=b"\x01" * 2000)
 
 
 class FakeBlobStore:

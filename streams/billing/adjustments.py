@@ -13,6 +13,7 @@ from typing import Final
 from uuid import UUID
 
 from infra.actor import COMMAND_STAMP, Author
+from infra.arguments import iso_time
 from infra.outbox import add_facts
 from infra.postgres import Connection, queries
 from schemas.facts import BillingAdjusted
@@ -53,20 +54,19 @@ class Adjusted:
 
 def whole_hour(text: str) -> datetime:
     """The start of a UTC hour, from ISO 8601 like 2026-11-29T20. Raises ValueError saying what was expected."""
+    expected = f"expected the start of a UTC hour like 2026-11-29T20, found {text!r}"
     try:
-        moment = datetime.fromisoformat(text.strip().replace("Z", "+00:00").replace("z", "+00:00"))
+        moment = iso_time(text)
     except ValueError:
-        moment = None
-    expected = f"expected the start of a UTC hour like 2026-11-29T20, found '{text}'"
+        raise ValueError(f"--hour: {expected}") from None
     # A date alone reads as its midnight, and is too easily meant as the whole day.
-    if moment is None or "T" not in text.upper():
+    if "T" not in text.upper():
         raise ValueError(f"--hour: {expected}")
     if moment.utcoffset():
         raise ValueError(f"--hour: {expected}, which is not in UTC")
-    moment = moment.replace(tzinfo=timezone.utc)
     if moment != moment.replace(minute=0, second=0, microsecond=0):
         raise ValueError(f"--hour: {expected}, which is not a whole hour")
-    return moment
+    return moment.astimezone(timezone.utc)
 
 
 def refusal(

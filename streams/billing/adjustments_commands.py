@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
@@ -12,7 +11,8 @@ from typing import Any, TypeVar
 import click
 
 from infra.actor import Author, authored
-from infra.postgres import Connection, connect
+from infra.arguments import Parsed
+from infra.postgres import Connection, on_connection
 from infra.settings import operator_settings
 from streams.billing.adjustments import (
     Adjusted,
@@ -28,28 +28,18 @@ from streams.billing.intents import HourKey
 T = TypeVar("T")
 
 
-class Hour(click.ParamType):
-    """The start of a UTC hour."""
-
-    name = "UTC hour"
-
-    def convert(self, value: str | datetime, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """The aware moment, or click's own error naming the option."""
-        if isinstance(value, datetime):
-            return value
-        try:
-            return whole_hour(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
 @click.command(
     "adjust",
     epilog="Example:  inferlog billing adjust acme --meter items --hour 2026-11-29T20 --units -40 --reason refund",
 )
 @click.argument("customer")
 @click.option("--meter", required=True, help="Meter to correct: requests, items, tokens or another that is priced.")
-@click.option("--hour", type=Hour(), required=True, help="Start of the UTC hour to correct, like 2026-11-29T20.")
+@click.option(
+    "--hour",
+    type=Parsed("UTC hour", whole_hour),
+    required=True,
+    help="Start of the UTC hour to correct, like 2026-11-29T20.",
+)
 @click.option("--units", type=int, required=True, help="Units to add to what the hour is billed; negative takes away.")
 @click.option("--carried", is_flag=True, help="For an hour older than Stripe takes: you bill it by an invoice item.")
 @authored(reason_required=True)
@@ -107,16 +97,7 @@ def _row(made: Adjustment) -> dict[str, Any]:
 
 
 def _run(work: Callable[[Connection], Awaitable[T]]) -> T:
-    settings = operator_settings()
-
-    async def connected() -> T:
-        connection = await connect(settings.postgres)
-        try:
-            return await work(connection)
-        finally:
-            await connection.close(timeout=5)
-
     try:
-        return asyncio.run(connected())
+        return on_connection(operator_settings().postgres, work)
     except AdjustmentRefused as error:
         raise click.ClickException(str(error)) from error

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime, timezone
 from typing import Final
 
-from infra.postgres import Connection, connect, is_outage
+from infra.postgres import is_outage, open_connection
 from infra.settings import BillingSettings
 from streams.billing.intents import last_sealed_hour
 from streams.billing.outcome import PassReport, Policy
@@ -67,27 +67,12 @@ def utc_now() -> datetime:
 
 
 @asynccontextmanager
-async def open_connection(settings: BillingSettings) -> AsyncIterator[Connection]:
-    """One connection, closed in any case, so that the lock it may hold is free again."""
-    connection = await connect(settings.postgres)
-    try:
-        yield connection
-    finally:
-        try:
-            await connection.close(timeout=5)
-        except Exception as error:
-            if not is_outage(error):
-                raise
-            connection.terminate()
-
-
-@asynccontextmanager
 async def open_reporter(
     settings: BillingSettings, policy: Policy, *, stop: Stop, lock_wait_s: float = _LOCK_WAIT_S
 ) -> AsyncIterator[Reporter]:
     """A reporter that is the only sender of its database. Raises AnotherSender when it cannot be within the wait."""
     pace = Pace(calls_per_s=CALLS_PER_S, monotonic=time.monotonic, sleep=stop.sleep)
-    async with open_connection(settings) as connection, open_gateway(settings.stripe, pace=pace) as gateway:
+    async with open_connection(settings.postgres) as connection, open_gateway(settings.stripe, pace=pace) as gateway:
         reports = Reports(connection)
         # A sender that was just killed keeps its lock until Postgres has noticed.
         ends_s = time.monotonic() + lock_wait_s
@@ -153,7 +138,7 @@ async def compare_all(settings: BillingSettings) -> Compared:
     """The ledger against Stripe. Needs no lock and changes nothing. Raises CallFailed, StripeUnusable."""
     pace = Pace(calls_per_s=CALLS_PER_S, monotonic=time.monotonic, sleep=asyncio.sleep)
     now = utc_now()
-    async with open_connection(settings) as connection, open_gateway(settings.stripe, pace=pace) as gateway:
+    async with open_connection(settings.postgres) as connection, open_gateway(settings.stripe, pace=pace) as gateway:
         return await compare(
             connection,
             gateway,

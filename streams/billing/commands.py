@@ -60,10 +60,11 @@ def compare(as_json: bool) -> None:
     """
     configure_logging("WARNING")
     found = _finish(app.compare_all(billing_settings()))
-    differs = any(c.differing for c in found.pairs)
+    differs = bool(found.outside) or any(c.differing for c in found.pairs)
     if as_json:
         rows = [_comparison_row(c) for c in found.pairs]
-        click.echo(json.dumps({"equal": not differs, "compared": rows, "open_sums": found.open_sums}))
+        about = {"equal": not differs, "compared": rows, "open_sums": found.open_sums, "outside": list(found.outside)}
+        click.echo(json.dumps(about))
     else:
         click.echo("\n".join(_comparison_lines(found)))
     if differs:
@@ -128,6 +129,7 @@ def _comparison_lines(found: Compared) -> list[str]:
                 f"carried {d.carried_units}: too old for an event, billed by an invoice item"
             )
     lines.append(f"{len(found.pairs)} compared, {sum(1 for c in found.pairs if c.differing)} differ")
+    lines += [f"not compared: {sentence}" for sentence in found.outside]
     if n := found.open_sums:
         lines.append(f"not compared: {n} {'sum' if n == 1 else 'sums'} in hours still open, which are reported later")
     return lines

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -10,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from infra.actor import Author, authored
-from infra.postgres import Connection, connect
+from infra.postgres import Connection, on_connection
 from infra.settings import operator_settings
 from streams.billing.prices import Price, PriceConflict, price, prices, publish_price, shown
 
@@ -77,16 +76,7 @@ def _row(entry: Price) -> dict[str, Any]:
 
 
 def _in_postgres(work: Callable[[Connection], Awaitable[T]]) -> T:
-    settings = operator_settings()
-
-    async def run() -> T:
-        connection = await connect(settings.postgres)
-        try:
-            return await work(connection)
-        finally:
-            await connection.close(timeout=5)
-
     try:
-        return asyncio.run(run())
+        return on_connection(operator_settings().postgres, work)
     except PriceConflict as error:
         raise click.ClickException(str(error)) from error

@@ -5,7 +5,7 @@ SELECT pg_try_advisory_lock($1)
 -- Hours up to $1 whose total, usage and corrections, is not what Stripe was told; one row each.
 WITH ledger AS (
     SELECT customer_id, meter, hour, sum(units)::bigint AS total_units
-    FROM billable_hourly WHERE hour <= $1
+    FROM billable_hourly WHERE hour <= $1 AND hour >= '0001-01-01T00:00Z'
     GROUP BY customer_id, meter, hour
 ), told AS (
     SELECT customer_id, meter, hour, sum(delta_units) FILTER (WHERE state NOT IN ('rejected', 'lost')) AS units
@@ -22,7 +22,7 @@ WHERE l.total_units <> coalesce(t.units, 0) AND q.customer_id IS NULL
 -- name: open_sums
 -- How many sums of hours after $1 are not what Stripe was told.
 SELECT count(*) FROM (
-    SELECT customer_id, meter, hour, sum(units) AS units FROM billable_hourly WHERE hour > $1
+    SELECT customer_id, meter, hour, sum(units) AS units FROM billable_hourly WHERE hour > $1 AND hour < '10000-01-01T00:00Z'
     GROUP BY customer_id, meter, hour
 ) l
 WHERE l.units <> coalesce((
@@ -109,7 +109,16 @@ SELECT b.customer_id, b.meter, b.hour, sum(b.units)::bigint AS total_units,
            WHERE r.customer_id = b.customer_id AND r.meter = b.meter AND r.hour = b.hour
        ) AS is_due
 FROM billable_hourly b
+WHERE b.hour >= '0001-01-01T00:00Z' AND b.hour < '10000-01-01T00:00Z'
 GROUP BY b.customer_id, b.meter, b.hour
+
+-- name: hours_outside
+-- The first sums of hours that no calendar has, as Postgres writes them: for these nothing can be billed.
+SELECT customer_id, meter, hour::text AS hour, sum(units) AS units
+FROM billable_hourly WHERE hour < '0001-01-01T00:00Z' OR hour >= '10000-01-01T00:00Z'
+GROUP BY billable_hourly.hour, customer_id, meter
+ORDER BY billable_hourly.hour, customer_id, meter
+LIMIT 10
 
 -- name: carried_hours
 -- What is billed by other means than events, because its hour was too old for them.

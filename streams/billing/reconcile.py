@@ -15,7 +15,7 @@ from itertools import groupby
 from infra.postgres import Connection, queries
 from streams.billing.accounts import event_name
 from streams.billing.intents import HOUR, HourKey
-from streams.billing.reports import DeliveredHour, Reports
+from streams.billing.reports import DeliveredHour, Reports, hours_outside
 from streams.billing.stripe_gateway import CallFailed, CustomerGone, Meter, StripeGateway
 
 _log = logging.getLogger(__name__)
@@ -96,10 +96,14 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """All customers and meters with compared hours, by name; `open_sums` of the ledger are in hours not compared."""
+    """All customers and meters with compared hours, by name; `open_sums` of the ledger are in hours not compared.
+
+    `outside` are sums of hours that no calendar has, in words: at Stripe they cannot be.
+    """
 
     pairs: Sequence[Comparison]
     open_sums: int
+    outside: Sequence[str] = ()
 
 
 async def compare(
@@ -137,6 +141,7 @@ async def compare(
     return Compared(
         pairs=sorted(found, key=lambda c: (c.customer, c.customer_id, c.meter)),
         open_sums=sum(1 for key, units in ledger.items() if units and key not in compared),
+        outside=await hours_outside(connection),
     )
 
 

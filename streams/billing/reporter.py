@@ -89,6 +89,8 @@ class Reporter:
                 f"{key.meter} of customer {key.customer_id} in {key.hour:%Y-%m-%dT%H}:00Z were refused by Stripe "
                 "and are not said again; remove the cause and use --retry-rejected"
             )
+        for sentence in planned.outside:
+            tally.alert(sentence)
         for customer_id in planned.unknown_customers:
             tally.alert(f"customer {customer_id} has usage but is not registered; register it and run again")
 

@@ -21,12 +21,13 @@ _SQL = queries("streams.billing")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """What a planning transaction wrote, the hours it left alone because Stripe refused them before, and the customers
-    in the ledger that the registry does not know."""
+    """What a planning transaction wrote, the hours it left alone because Stripe refused them before, the customers in
+    the ledger that the registry does not know, and sums of hours that no calendar has, in words."""
 
     intents: Sequence[Intent]
     refused: Sequence[HourKey]
     unknown_customers: Sequence[str]
+    outside: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +88,11 @@ class Reports:
                 retry_rejected=retry_rejected,
             )
             await self._connection.executemany(_SQL["insert_intent"], [_row(intent) for intent in intents])
+            outside = await hours_outside(self._connection)
         unknown = sorted({row["customer_id"] for row in owed if not row["is_known"]})
         # Owed, not planned, and nothing on its way: only an earlier refusal leaves an hour like this.
         in_hand = {intent.key for intent in intents} | {report.key for report in reports if report.state in OPEN}
-        return Planned(intents=intents, refused=sorted(set(keys) - in_hand), unknown_customers=unknown)
+        return Planned(intents=intents, refused=sorted(set(keys) - in_hand), unknown_customers=unknown, outside=outside)
 
     async def open_intents(self) -> list[OpenIntent]:
         """Every planned or sending intent of customers that are not in quarantine, by customer, meter and hour."""
@@ -163,6 +165,15 @@ class Reports:
     async def _execute(self, name: str, *args: object) -> None:
         async with self._one_at_a_time:
             await self._connection.execute(_SQL[name], *args)
+
+
+async def hours_outside(connection: Connection) -> list[str]:
+    """In words, the first sums of hours that no calendar has: Postgres knows an infinite hour, nobody can bill it."""
+    return [
+        f"{row['units']} {row['meter']} of customer {row['customer_id']} are in hour '{row['hour']}', which no "
+        "calendar has, and are not billed; move them to the hour they belong to, or remove the row"
+        for row in await connection.fetch(_SQL["hours_outside"])
+    ]
 
 
 def _key(row: Record) -> HourKey:

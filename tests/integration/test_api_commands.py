@@ -38,7 +38,7 @@ def test_mistakes_end_with_one_line_and_no_traceback(env: dict[str, str]) -> Non
         (2, "NAME: expected", ["customers", "create", "{x}", "--requests-per-s", "1", "--burst", "1"]),
         (1, "there is no customer 'nobody'", ["keys", "create", "nobody"]),
         (1, "there is no customer 'nobody'", ["keys", "list", "nobody"]),
-        (2, "--label: expected at most 100", ["keys", "create", "Acme", "--label", "a\nb"]),
+        (2, "'--label': expected text without control characters", ["keys", "create", "Acme", "--label", "a\nb"]),
         (2, "--label: expected at most 100", ["keys", "create", "Acme", "--label", "x" * 101]),
         (2, "--expires-in: expected", ["keys", "create", "Acme", "--expires-in", "soon"]),
         (1, "there is no key with the id 'nope'", ["keys", "revoke", "nope"]),

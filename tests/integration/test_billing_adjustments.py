@@ -12,7 +12,7 @@ from infra.actor import Author
 from infra.postgres import connect
 from streams.billing.adjustments import Adjusted, AdjustmentRefused, adjust
 from streams.billing.intents import HourKey
-from tests.integration.billing_world import World, open_world
+from tests.integration.billing_world import World, count_beyond_the_calendar, open_world
 from tests.processes import Process
 
 BY = Author(actor="ada", reason="a test")
@@ -105,3 +105,20 @@ async def test_an_hour_that_was_carried_and_is_at_stripe_too_differs(world: Worl
     assert [(d.our_units, d.stripe_units, d.carried_units) for c in await world.differing() for d in c.differing] == [
         (3, 3, 3)
     ]
+
+
+async def test_an_hour_that_no_calendar_has_is_named_and_keeps_no_other_from_its_bill(world: World) -> None:
+    connection = await connect(world.settings.postgres)
+    try:
+        await count_beyond_the_calendar(connection)
+    finally:
+        await connection.close()
+    report = await world.run()
+    assert report.counts["confirmed"] == 1
+    assert world.at_stripe() == {("acme", "items"): 50}
+    hours = ("-infinity", "2000-01-01 00:00:00+00 BC", "20000-01-01 00:00:00+00", "infinity")
+    beginnings = [f"7 items of customer acme are in hour '{hour}', which no calendar has" for hour in hours]
+    assert [sentence[: len(b)] for sentence, b in zip(report.alerts, beginnings, strict=True)] == beginnings
+    assert not report.is_settled
+    found = await world.compared()
+    assert (found.outside, found.open_sums, await world.differing()) == (report.alerts, 0, [])

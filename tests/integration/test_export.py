@@ -171,7 +171,7 @@ def test_what_was_true_at_a_moment_is_read_off_the_changes_as_the_page_says(
     changes = [("digits", "a", NOON), ("minilm", "b", NOON), ("digits", "c", before), ("digits", "d", at)]
     facts = [
         RouteChanged(
-            event_id=uuid4(), occurred_at=when, model=model, version=version, pool="default", spread=2,
+            event_id=uuid4(), occurred_at=when, model=model, version=version * 64, pool="default", spread=2,
             price_id="standard-v1", actor="ada", reason=None,
         )
         for model, version, when in changes
@@ -182,7 +182,7 @@ def test_what_was_true_at_a_moment_is_read_off_the_changes_as_the_page_says(
     done = export(env, *typed.removeprefix("$ inferlog export ").split())
     assert done.exit_code == 0, done.stderr
     found = duckdb.connect().execute(f"SELECT model, version FROM ({query.strip().rstrip(';')}) ORDER BY model")
-    assert found.fetchall() == [("digits", "c"), ("minilm", "b")]
+    assert found.fetchall() == [("digits", "c" * 64), ("minilm", "b" * 64)]
 
 
 @pytest.fixture

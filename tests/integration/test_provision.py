@@ -14,10 +14,12 @@ from uuid import uuid4
 
 import pytest
 
+from infra import provision as provisioning
 from infra.kafka import TopicPartition, open_consumer, open_producer
 from infra.kafka_admin import open_admin
 from infra.provision import Provisioned, examine, provision
-from infra.settings import operator_settings
+from infra.schema_publish import Compared, publish_schemas
+from infra.settings import KafkaSettings, operator_settings
 from schemas.codec import decode, encode
 from schemas.facts import SchemaPublished
 from schemas.lockfile import LockedSchema, locked_schemas
@@ -70,7 +72,9 @@ async def put_schema(env: Mapping[str, str], record: SchemaPublished) -> None:
         await producer.send(topic, encode(record), key=str(record.schema_id).encode(), timeout_s=10)
 
 
-async def test_it_makes_everything_says_so_and_finds_nothing_to_do_the_second_time(env: dict[str, str]) -> None:
+async def test_it_makes_everything_says_so_and_finds_nothing_to_do_the_second_time(
+    env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     fresh = apart(env)
     settings = operator_settings(fresh)
     names = [t.in_namespace(settings.kafka.namespace).name for t in all_topics(("default", "gpu-a"))]
@@ -90,7 +94,16 @@ async def test_it_makes_everything_says_so_and_finds_nothing_to_do_the_second_ti
         "unknown_schemas": [],
     }
     assert run(fresh, "--check", status=0).stdout == "nothing is missing\n"
-    assert await provision(settings) == Provisioned()
+    readings: list[bool] = []
+
+    async def publishing(kafka: KafkaSettings, *, check: bool = False) -> Compared:
+        readings.append(check)
+        return await publish_schemas(kafka, check=check)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(provisioning, "publish_schemas", publishing)
+        assert await provision(settings) == Provisioned()
+    assert readings == [True], "the schemas on the log are read once"
 
     log = await on_log(fresh)
     assert [(key, record.schema_id) for key, _, record in log] == [(str(n).encode(), n) for n in IDS]

@@ -21,13 +21,15 @@ from typing import Any
 
 import click
 
-from infra.kafka import BusUnavailable, KafkaError, KeyedRecord, TopicPartition, open_consumer, open_producer
+from infra.kafka import KeyedRecord, open_producer
 from infra.local.stack import Stack
-from infra.postgres import connect
+from infra.postgres import open_connection
 from infra.provision import provision
-from infra.settings import OperatorSettings, operator_settings
+from infra.settings import OperatorSettings, ReplaySettings, operator_settings
 from schemas.codec import encode
 from schemas.topics import USAGE
+from streams.replay.verify import wait_for_ledger
+from tests.conditions import eventually
 from tests.processes import Process, free_port
 from tests.storms.faults import OUTAGE_S, Fault, Kind, plan
 from tests.storms.usage_stream import HourKey, Mix, UsageStream
@@ -112,17 +114,18 @@ class Storm:
 
     async def _acknowledge(self, producer: Any, records: list[KeyedRecord]) -> None:
         left = records
-        while left:
-            try:
-                handed, left = await producer.enqueue_all(left, timeout_s=20, keys_repeat=True)
-            except BusUnavailable:
-                await asyncio.sleep(0.5)
-                continue
+
+        async def all_are() -> bool:
+            nonlocal left
+            handed, left = await producer.enqueue_all(left, timeout_s=20, keys_repeat=True)
             await asyncio.wait([future for future, _ in handed])
             for future, members in handed:
                 if future.exception() is not None:
                     self.resent += len(members)  # perhaps written, perhaps not: one more repetition
                     left += members
+            return not left
+
+        await eventually(all_are, timeout_s=_DRAIN_S, what="Kafka to take all records")
 
     async def rage(self, faults: list[Fault]) -> None:
         """The planned faults, each at its time; one that takes long delays those behind it."""
@@ -163,48 +166,32 @@ class Storm:
             await asyncio.to_thread(self._stack.start_part, name)
 
     async def drained(self) -> float:
-        """Seconds until the ledger had read all that was sent. Raises RuntimeError when it never does."""
+        """Seconds until the ledger had read all that was sent. Raises ConditionTimeout when it never does."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        topic = USAGE.in_namespace(self._settings.kafka.namespace)
-        async with open_producer(self._settings.kafka):
-            pass  # Kafka answers
-        while loop.time() < began + _DRAIN_S:
-            self._workers.keep()
-            try:
-                lag = await _lag(self._settings, topic.name, topic.partitions)
-            except (BusUnavailable, KafkaError, OSError) as error:
-                self._say(f"waiting: {type(error).__name__}")
-                lag = -1
-            if lag == 0:
-                return loop.time() - began
-            await asyncio.sleep(0.5)
-        raise RuntimeError(f"the ledger had not caught up {_DRAIN_S:g} s after the last record")
+        settings = ReplaySettings(kafka=self._settings.kafka, postgres=self._settings.postgres)
 
+        async def caught_up() -> bool:
+            await wait_for_ledger(settings, timeout_s=_DRAIN_S)
+            return True
 
-async def _lag(settings: OperatorSettings, topic: str, partitions: int) -> int:
-    async with open_consumer(settings.kafka, group=None) as consumer:
-        ends = await consumer.end_offsets([TopicPartition(topic, p) for p in range(partitions)])
-    connection = await connect(settings.postgres)
-    try:
-        rows = await connection.fetch("SELECT partition, next_offset FROM consumer_offsets WHERE topic = $1", topic)
-    finally:
-        await connection.close(timeout=5)
-    reached = {r["partition"]: r["next_offset"] for r in rows}
-    return sum(max(0, end - reached.get(place.partition, 0)) for place, end in ends.items())
+        keeping = asyncio.create_task(self._keep())
+        try:
+            # Again when a server is still coming back.
+            await eventually(caught_up, timeout_s=_DRAIN_S, what="the ledger to have read all of it")
+        finally:
+            keeping.cancel()
+        return loop.time() - began
 
 
 async def _books(settings: OperatorSettings) -> tuple[dict[HourKey, int], int, int]:
     """The hours, the requests counted, and the dead letters."""
-    connection = await connect(settings.postgres)
-    try:
+    async with open_connection(settings.postgres) as connection:
         rows = await connection.fetch(
             "SELECT customer_id, hour, model, version, price_id, meter, quantity FROM usage_hourly"
         )
         counted = await connection.fetchval("SELECT count(*) FROM processed_requests")
         dead = await connection.fetchval("SELECT count(*) FROM dead_letters")
-    finally:
-        await connection.close(timeout=5)
     return {tuple(r)[:6]: r["quantity"] for r in rows}, counted, dead
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 from uuid import UUID
 
@@ -13,19 +12,11 @@ from infra import blobs as module
 from infra.s3 import StoreUnavailable
 from schemas.claims import BlobAltered, BlobLost
 from schemas.tensors import Tensor
-from tests.blob_store import FakeBlobStore, claim_check
+from tests.blob_store import LARGE, FakeBlobStore, claim_check
 from tests.conditions import eventually
 
 ID = UUID(int=7)
 SMALL = Tensor(name="small", datatype="UINT8", shape=(1, 10), data=bytes(10))
-LARGE = Tensor(name="large", datatype="UINT8", shape=(1, 2000), data=b"\x01" * 2000)
-
-
-@pytest.fixture
-def store() -> Iterator[FakeBlobStore]:
-    store = FakeBlobStore()
-    yield store
-    store.open.set()
 
 
 async def test_large_tensors_go_and_come_back_and_small_ones_stay(store: FakeBlobStore) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -10,6 +10,7 @@ import pytest
 
 from infra.kafka import BusUnavailable
 from infra.schema_feed import SchemaFeed, teach
+from infra.schema_topic import Take
 from schemas.codec import Codec, UnknownSchema, encode
 from schemas.facts import SchemaPublished
 from schemas.frame import fingerprint
@@ -32,13 +33,15 @@ class Record:
 
 
 class FakeLog:
-    """Implements SchemaLog. `away` makes it fail; `hold` makes readings wait; `reads` and `opened` count."""
+    """Implements SchemaLog. `away` makes it fail; `hold` makes readings wait, one ends after the
+    record at `breaks_after`; `reads` and `opened` count."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
         self.away = False
         self.hold = asyncio.Event()
         self.hold.set()
+        self.breaks_after: int | None = None
         self.reads = 0
         self.opened = 0
 
@@ -52,13 +55,18 @@ class FakeLog:
             raise BusUnavailable("switched off")
         yield self
 
-    async def read(self, start: int) -> tuple[Sequence[Record], int]:
+    async def read(self, start: int, take: Take) -> int:
         self.reads += 1
         if self.away:
             raise BusUnavailable("switched off")
-        found = self.records[start:], len(self.records)
+        found, end = self.records[start:], len(self.records)
         await self.hold.wait()
-        return found
+        for record in found:
+            take(record)
+            if record.offset == self.breaks_after:
+                self.breaks_after = None
+                raise BusUnavailable("broke off")
+        return end
 
 
 def future_usage() -> SchemaPublished:
@@ -173,6 +181,18 @@ async def test_what_was_read_is_not_read_again_after_an_outage() -> None:
         log.away = False
         await feed.catch_up(10)
         assert feed.counts == {"learnt": 1}
+
+
+async def test_a_reading_that_breaks_off_goes_on_where_it_was() -> None:
+    """A topic that takes longer to read than the server stays up would never be learnt otherwise."""
+    log, codec = FakeLog(), Codec(locked_schemas())
+    for _ in range(3):
+        log.put(b"junk")
+    log.put(future_usage())
+    log.breaks_after = 1
+    async with following(log, codec) as feed:
+        await feed.catch_up(10)
+        assert feed.counts == {"unreadable": 3, "learnt": 1}
 
 
 def test_a_conflict_and_a_broken_record_are_counted_and_hold_nothing_up() -> None:

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from infra.schema_publish import Compared, SchemaConflict, UnknownHere, compare
+from infra.schema_publish import Compared, Comparison, SchemaConflict, UnknownHere
 from schemas.codec import encode
 from schemas.facts import SchemaPublished
 from schemas.lockfile import LockedSchema, locked_schemas, versions_of
@@ -40,8 +40,10 @@ def published(schema: LockedSchema, **changes: object) -> SchemaPublished:
 
 
 def compared(*records: SchemaPublished | bytes) -> Compared:
-    log = [Record(r if isinstance(r, bytes) else encode(r), offset=n) for n, r in enumerate(records)]
-    return compare(LOCKED, log, topic="inference.schemas.v1")
+    comparison = Comparison(LOCKED, topic="inference.schemas.v1")
+    for n, r in enumerate(records):
+        comparison.take(Record(r if isinstance(r, bytes) else encode(r), offset=n))
+    return comparison.compared()
 
 
 def missing(*records: SchemaPublished | bytes) -> list[int]:
@@ -105,6 +107,13 @@ def test_another_default_alone_is_told_as_such() -> None:
 
 def test_a_record_that_cannot_be_read_counts_as_absent() -> None:
     assert missing(b"junk", *(published(s) for s in LOCKED[1:])) == [LOCKED[0].id]
+
+
+def test_what_only_the_log_has_is_held_by_its_name_alone() -> None:
+    """Each such record may have megabytes, and there may be any number of them."""
+    huge = published(LOCKED[0], schema_id=900, version=20, subject="s" * 100_000, definition="d" * 100_000)
+    (unknown,) = compared(huge).unknown_here
+    assert len(unknown.subject) == 300
 
 
 def test_the_schema_of_schemas_has_one_version() -> None:

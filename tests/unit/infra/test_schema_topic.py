@@ -14,6 +14,8 @@ PLACE = TopicPartition("inference.schemas.v1", 0)
 class FakeConsumer:
     """As much of aiokafka's consumer as reading to the end takes; `records` are offsets, `end` may lie past them."""
 
+    at_once = 1000
+
     def __init__(self, *records: int) -> None:
         self.records = list(records)
         self.end = len(records)
@@ -36,8 +38,8 @@ class FakeConsumer:
         self.fetching = False
 
     async def getmany(self, *places: TopicPartition, timeout_ms: int) -> dict[TopicPartition, list[Any]]:
-        found = [type("Record", (), {"offset": n}) for n in self.records if n >= self.at]
-        self.at = self.end
+        found = [type("Record", (), {"offset": n}) for n in self.records if n >= self.at][: self.at_once]
+        self.at = found[-1].offset + 1 if len(found) == self.at_once else self.end
         return {PLACE: found}
 
     async def position(self, place: TopicPartition) -> int:
@@ -49,8 +51,9 @@ def topic(consumer: Any) -> SchemaTopic:
 
 
 async def offsets(consumer: FakeConsumer, start: int) -> tuple[list[int], int]:
-    records, end = await topic(consumer).read(start)
-    return [r.offset for r in records], end
+    taken: list[int] = []
+    end = await topic(consumer).read(start, lambda record: taken.append(record.offset))
+    return taken, end
 
 
 async def test_it_reads_from_where_it_was_to_the_present_end() -> None:
@@ -77,4 +80,29 @@ async def test_a_broker_that_is_away_is_told_as_such(error: Exception) -> None:
     consumer = FakeConsumer(0)
     consumer.fails = error
     with pytest.raises(BusUnavailable, match=r"inference\.schemas\.v1"):
-        await topic(consumer).read(0)
+        await topic(consumer).read(0, lambda record: None)
+
+
+async def test_records_are_handed_over_as_they_come_and_not_kept() -> None:
+    """The topic may be larger than memory: whoever may write to it decides how large it is."""
+    consumer = FakeConsumer(*range(6))
+    consumer.at_once = 2
+    seen: list[tuple[int, int]] = []
+    await topic(consumer).read(0, lambda record: seen.append((record.offset, consumer.at)))
+    assert [offset for offset, _ in seen] == list(range(6))
+    assert all(at <= offset + consumer.at_once for offset, at in seen)
+
+
+async def test_what_was_taken_before_a_fault_is_told() -> None:
+    consumer = FakeConsumer(*range(6))
+    consumer.at_once = 2
+    taken: list[int] = []
+
+    def take(record: Any) -> None:
+        taken.append(record.offset)
+        if record.offset == 3:
+            raise KafkaError("gone")
+
+    with pytest.raises(BusUnavailable):
+        await topic(consumer).read(0, take)
+    assert taken == [0, 1, 2, 3]

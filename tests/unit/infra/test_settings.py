@@ -54,3 +54,16 @@ def test_the_home_is_found_from_any_folder_below_the_one_that_has_a_stack(
     assert home_dir() == tmp_path / ".inferlog"
     monkeypatch.setenv("INFERLOG_HOME", str(tmp_path / "elsewhere"))
     assert home_dir() == tmp_path / "elsewhere"
+
+
+@pytest.mark.parametrize("value", ["a\udcff", "a\0b", "a\nb", "x" * 5000])
+def test_text_that_no_server_takes_is_refused_without_showing_it(value: str) -> None:
+    with pytest.raises(SettingsError, match="INFERLOG_S3_SECRET_KEY: expected") as caught:
+        operator_settings({**ENOUGH, "INFERLOG_S3_SECRET_KEY": value})
+    assert value not in str(caught.value)
+
+
+def test_a_file_of_settings_that_is_not_utf_8_is_told_by_the_setting(tmp_path: Path) -> None:
+    (tmp_path / "stack.env").write_bytes(b"INFERLOG_KAFKA_BOOTSTRAP=\xff\n")
+    with pytest.raises(SettingsError, match="INFERLOG_KAFKA_BOOTSTRAP: expected text in UTF-8"):
+        operator_settings({**ENOUGH, **load_environment({"INFERLOG_HOME": str(tmp_path)})})
