@@ -46,7 +46,16 @@ def test_the_commands_of_the_readme_work_as_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/settings.md", "docs/analysts.md"]
+    "page",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/architecture.md",
+        "docs/settings.md",
+        "docs/analysts.md",
+        "docs/dead-letters.md",
+        "docs/usage.md",
+    ],
 )
 def test_every_make_target_and_link_on_a_page_exists(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")

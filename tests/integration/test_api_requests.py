@@ -203,7 +203,7 @@ BAD: list[tuple[str, str, str, Any, dict[str, str], int, str]] = [
     ("openai: large", "POST", EMBED, "too_long", {}, 413, "larger than"),
     ("openai: unknown model", "GET", "/v1/models/nope", None, {}, 404, "unknown model 'nope'"),
     ("openai: method", "GET", EMBED, None, {}, 405, "allowed: POST"),
-    ("usage: parameter", "GET", "/v1/usage?group=week", None, {}, 400, "group: expected 'hour' or 'day'"),
+    ("usage: parameter", "GET", "/v1/usage?interval=week", None, {}, 400, "interval: expected 'hour' or 'day'"),
     ("usage: time", "GET", "/v1/usage?from=noon", None, {}, 400, "from: expected a date"),
     ("usage: method", "DELETE", "/v1/usage", None, {}, 405, "DELETE is not allowed"),
     ("elsewhere", "GET", "/nowhere", None, {}, 404, "nothing at this path"),

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from api.app import end, serve
+from api.app import serve
 from infra.settings import api_settings
 
 SETTINGS = {
@@ -23,22 +23,3 @@ async def test_a_taken_port_is_told_before_anything_starts_and_nothing_is_left_r
         with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}: .*INFERLOG_API_PORT"):
             await serve(api_settings({**SETTINGS, "INFERLOG_API_PORT": str(port)}))
     assert len(asyncio.all_tasks()) == 1
-
-
-async def test_a_task_that_swallows_a_cancellation_is_asked_again() -> None:
-    swallowed = 0
-
-    async def deaf() -> None:
-        nonlocal swallowed
-        while swallowed < 3:
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                swallowed += 1
-        await asyncio.Event().wait()
-
-    task = asyncio.ensure_future(deaf())
-    await asyncio.sleep(0)
-    await end([task], within_s=30)
-    assert task.cancelled()
-    assert swallowed == 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -13,17 +12,8 @@ from api.large_tensors import LargeTensors
 from schemas.claims import LARGEST_BYTES, checked_in
 from schemas.records import InferenceFinished
 from schemas.tensors import Tensor
-from tests.blob_store import FakeBlobStore, claim_check
+from tests.blob_store import LARGE, FakeBlobStore, claim_check
 from tests.factories import finished, requested
-
-LARGE = Tensor(name="large", datatype="UINT8", shape=(1, 2000), data=b"\x01" * 2000)
-
-
-@pytest.fixture
-def store() -> Iterator[FakeBlobStore]:
-    store = FakeBlobStore()
-    yield store
-    store.open.set()
 
 
 def referring(store: FakeBlobStore) -> InferenceFinished:

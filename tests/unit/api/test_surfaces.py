@@ -10,12 +10,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from api.errors import ApiError, BadInput, NotFound
+from api.errors import BadInput, NotFound
 from api.middleware import as_api_error, envelope
 from api.services import REQUEST_ID, TRACEPARENT
 from api.surfaces.http import parse_object
 from api.surfaces.openai import _named, _texts, _vectors
-from api.surfaces.usage import question
 from schemas.tensors import Tensor
 
 NOW = datetime(2026, 3, 1, 12, 34, 56, tzinfo=timezone.utc)
@@ -127,47 +126,3 @@ def test_vectors_are_the_same_in_both_encodings() -> None:
     numbers = list(_vectors(tensor, False))
     assert numbers == [(0.0, 1.0, 2.0), (3.0, 4.0, 5.0)]
     assert [struct.unpack("<3f", base64.b64decode(v)) for v in _vectors(tensor, True)] == numbers
-
-
-def test_the_default_question_is_the_last_day_up_to_this_hour() -> None:
-    asked = question({}, now=NOW)
-    assert asked.until.isoformat() == "2026-03-01T13:00:00+00:00"
-    assert asked.since.isoformat() == "2026-02-28T13:00:00+00:00"
-    assert asked.group == "hour"
-
-
-@pytest.mark.parametrize(
-    ("text", "utc"),
-    [
-        ("2026-01-31", "2026-01-31T00:00:00+00:00"),
-        ("2026-01-31T10:00:00Z", "2026-01-31T10:00:00+00:00"),
-        ("2026-01-31T10:00:00+02:00", "2026-01-31T08:00:00+00:00"),
-        ("2026-01-31T10:00:00 02:00", "2026-01-31T08:00:00+00:00"),
-        ("2026-01-31T10:00:00.500-05:30", "2026-01-31T15:30:00.500000+00:00"),
-    ],
-)
-def test_times_with_any_zone_mean_the_same_moment(text: str, utc: str) -> None:
-    assert question({"from": text, "to": "2026-02-01"}, now=NOW).since.isoformat() == utc
-
-
-@pytest.mark.parametrize(
-    ("query", "parameter"),
-    [
-        ({"from": "yesterday"}, "from"),
-        ({"from": ""}, "from"),
-        ({"to": "2026-01-31T10:00:00"}, "to"),
-        ({"to": "9999-12-31T23:59:59-23:00"}, "to"),
-        ({"from": "2026-02-02", "to": "2026-02-01"}, "from"),
-        ({"from": "2025-01-01", "to": "2026-02-01"}, "from"),
-        ({"to": "0001-01-01"}, "to"),
-        ({"group": "week"}, "group"),
-        ({"model": "a\0b"}, "model"),
-        ({"form": "2026-02-02"}, "form"),
-    ],
-)
-def test_a_bad_parameter_is_named(query: dict[str, str], parameter: str) -> None:
-    with pytest.raises(ApiError) as refused:
-        question(query, now=NOW)
-    assert refused.value.status == 400
-    assert refused.value.param == parameter
-    assert refused.value.message.startswith(f"{parameter}:")

@@ -1,0 +1,216 @@
+"""How many calls without a key are answered, by whom they come, and what the others wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+
+from api.errors import Surface, body
+from api.strangers import HELD_S, MOST_HELD, MOST_HELD_BY_PEER, PATIENCE_S, Refused, Strangers, peer_of
+from tests.fakes import Clock
+from tests.unit.api.test_errors import ID
+
+
+class World:
+    """Time passes only by `pass_s`; whoever sleeps goes on when it has."""
+
+    def __init__(self, per_s: float) -> None:
+        self.clock = Clock()
+        self._due: list[tuple[float, Callable[[], None]]] = []
+        self.strangers = Strangers(per_s=per_s, clock=self.clock, sleep=self._sleep, later=self._later)
+        self.waits_s: list[float] = []
+
+    async def _sleep(self, seconds: float) -> None:
+        self.waits_s.append(seconds)
+        woken = asyncio.get_running_loop().create_future()
+        self._later(seconds, lambda: woken.done() or woken.set_result(None))
+        await woken
+
+    def _later(self, seconds: float, call: Callable[[], None]) -> None:
+        self._due.append((self.clock.now_s + seconds, call))
+
+    async def pass_s(self, seconds: float) -> None:
+        self.clock.now_s += seconds
+        ripe = [call for due_s, call in self._due if due_s <= self.clock.now_s + 1e-9]
+        self._due = [(due_s, call) for due_s, call in self._due if due_s > self.clock.now_s + 1e-9]
+        for call in ripe:
+            call()
+        await settle()
+
+    async def call(self, peer: str, *, health: bool = False) -> asyncio.Future[None]:
+        """One that has gone as far as it can without time."""
+        made = asyncio.ensure_future(self.strangers.turn(peer, health=health))
+        await asyncio.sleep(0)
+        return made
+
+    async def calls(self, count: int, peer: str) -> list[asyncio.Future[None]]:
+        return [await self.call(peer) for _ in range(count)]
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def refusal(call: asyncio.Future[None]) -> Refused | None:
+    error = call.exception() if call.done() else None
+    assert error is None or isinstance(error, Refused)
+    return error
+
+
+async def done(calls: list[asyncio.Future[None]]) -> int:
+    await settle()
+    return sum(c.done() and refusal(c) is None for c in calls)
+
+
+async def test_calls_over_the_rate_wait_for_their_turn_and_go_on_in_order() -> None:
+    world = World(per_s=20)
+    calls = await world.calls(11, "a")
+    answered = [await done(calls)]
+    for _ in range(10):
+        await world.pass_s(0.1)
+        answered.append(await done(calls))
+    assert answered == sorted(answered)
+    assert answered[-1] == 11
+    # Ten a second for one peer: two in the first tenth, one more with each.
+    assert answered[:4] == [1, 2, 3, 4]
+
+
+async def test_one_peer_gets_half_and_the_others_do_not_wait_for_it() -> None:
+    world = World(per_s=20)
+    flood = await world.calls(200, "a")
+    other = await world.call("b")
+    await settle()
+    assert other.done()
+    assert refusal(other) is None
+    for call in flood:
+        call.cancel()
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_whoever_they_are_all_together_get_no_more_than_the_rate(seed: int) -> None:
+    rng, world, per_s = random.Random(seed), World(per_s=50), 50
+    calls: list[asyncio.Future[None]] = []
+    for _ in range(40):
+        for _ in range(rng.randint(0, 60)):
+            calls.append(await world.call(f"peer{rng.randrange(30)}"))
+        await world.pass_s(0.05)
+    assert await done(calls) <= per_s * (40 * 0.05 + 0.05) + 1
+    assert await done(calls) >= per_s
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def test_who_would_wait_too_long_is_refused_and_its_refusal_is_held_back() -> None:
+    world = World(per_s=20)
+    calls = await world.calls(40, "a")
+    waiting = [c for c in calls if not c.done()]
+    assert max(world.waits_s) <= PATIENCE_S
+    late = await world.call("a")
+    await world.pass_s(HELD_S - 0.1)
+    assert not late.done()
+    await world.pass_s(0.1)
+    refused = refusal(late)
+    assert refused is not None
+    assert not refused.hang_up
+    assert refused.headers["Retry-After"] == "1"
+    document, _ = body(refused, Surface.REGISTRY, ID)
+    assert document["error_code"] == 429
+    assert (
+        world.strangers.counts["strangers_refused"]
+        == len(calls) - await done(calls) - sum(not c.done() for c in waiting) + 1
+    )
+    for _ in range(30):
+        await world.pass_s(0.1)
+    again = await world.call("a")
+    await settle()
+    assert again.done()
+    assert refusal(again) is None
+
+
+async def test_past_a_number_of_held_refusals_a_peer_is_hung_up_on_and_crowds() -> None:
+    world = World(per_s=2)
+    calls = await world.calls(2 + MOST_HELD_BY_PEER + 5, "a")
+    assert world.strangers.crowding("a")
+    assert not world.strangers.crowding("b")
+    at_once = [c for c in calls if c.done() and (error := refusal(c)) and error.hang_up]
+    assert at_once
+    # Who hangs up itself does not free its place before its time.
+    for call in calls:
+        call.cancel()
+    await settle()
+    assert world.strangers.crowding("a")
+    await world.pass_s(HELD_S)
+    assert not world.strangers.crowding("a")
+
+
+async def test_connections_that_ask_for_nothing_count_as_refusals() -> None:
+    world = World(per_s=1000)
+    for _ in range(MOST_HELD_BY_PEER * 3):
+        world.strangers.wasted("a")
+    assert world.strangers.crowding("a")
+    await world.pass_s(HELD_S)
+    assert not world.strangers.crowding("a")
+
+
+async def test_a_peer_with_customers_behind_it_does_not_crowd() -> None:
+    world = World(per_s=2)
+    world.strangers.welcome("proxy")
+    calls = await world.calls(2 + MOST_HELD_BY_PEER + 5, "proxy")
+    assert not world.strangers.crowding("proxy")
+    for call in calls:
+        call.cancel()
+
+
+async def test_held_refusals_are_bounded_over_all_peers() -> None:
+    world = World(per_s=2)
+    calls = [await world.call(f"peer{n % 30}") for n in range(MOST_HELD + 100)]
+    assert any(c.done() and (error := refusal(c)) and error.hang_up for c in calls)
+    assert len(world.waits_s) <= MOST_HELD + 100
+    assert sum(w == HELD_S for w in world.waits_s) <= MOST_HELD
+    for call in calls:
+        call.cancel()
+
+
+async def test_who_asks_for_health_waits_neither_for_others_nor_for_its_own_reading() -> None:
+    world = World(per_s=10)
+    flood = [await world.call(f"peer{n % 7}") for n in range(300)] + await world.calls(50, "kubelet")
+    health = await world.call("kubelet", health=True)
+    await settle()
+    assert health.done()
+    assert refusal(health) is None
+    for call in flood:
+        call.cancel()
+
+
+async def test_peers_are_forgotten_and_the_number_remembered_is_bounded() -> None:
+    world = World(per_s=1_000_000)
+    for n in range(10_500):
+        world.strangers.welcome(f"p{n}")
+    assert len(world.strangers._peers) <= 10_001
+    world.clock.now_s += 3600
+    for n in range(10):
+        world.strangers.welcome(f"q{n}")
+    assert len(world.strangers._peers) <= 11
+
+
+@pytest.mark.parametrize(
+    ("address", "peer"),
+    [
+        (("10.0.0.7", 51234), "10.0.0.7"),
+        (("::ffff:10.0.0.7", 51234, 0, 0), "10.0.0.7"),
+        (("2001:db8:1:2:3:4:5:6", 1, 0, 0), "2001:db8:1:2::"),
+        (("2001:db8:1:2::9", 1, 0, 0), "2001:db8:1:2::"),
+        (("fe80::1%eth0", 1, 0, 3), "fe80::"),
+        ("/run/socket", ""),
+        ("", ""),
+        (None, ""),
+        (("nonsense", 1), ""),
+    ],
+)
+def test_a_peer_is_an_address_or_a_subscribers_network(address: object, peer: str) -> None:
+    assert peer_of(address) == peer
