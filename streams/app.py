@@ -48,6 +48,7 @@ class LedgerApp(faust.App):
     schemas: SchemaFeed
     watchdog: Watchdog
     relay: Relay
+    watermark: Watermark
 
     loop_reader: UsageLoop | None = None
 
@@ -105,7 +106,8 @@ class LedgerApp(faust.App):
             group = ledger_group(s.kafka.namespace)
             self.loop_reader = UsageLoop(s, topic=topic.name, group=group, delivery=self.delivery, beacon=self.beacon)
             await self.add_runtime_dependency(self.loop_reader)
-        self.add_future(Watermark(s.kafka, s.postgres, assigned=self.assigned).run())  # its run never fails either
+        self.watermark = Watermark(s.kafka, s.postgres, assigned=self.assigned)
+        self.add_future(self.watermark.run())  # it never fails either
 
     def new_ledger(self, pool: Any) -> Ledger:
         """The ledger behind this app."""
@@ -211,7 +213,7 @@ def _pages(app: LedgerApp) -> None:
         status = 503 if w.stalled else 200
         body: dict[str, Any] = {"records": d.records, "counted": d.counted, "dead_letters": d.dead}
         body |= {"lag": w.lag, "holding": d.holding, "stalled": w.stalled, "outbox": app.relay.standing.figures()}
-        body |= {"schemas": app.schemas.figures()}
+        body |= {"schemas": app.schemas.figures(), "watermark": app.watermark.why}
         return view.json(body, status=status)
 
     @app.page("/readyz")
