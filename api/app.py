@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -22,15 +22,29 @@ from api.admission.keys import Keys
 from api.admission.limits import TIMEOUT_S, Limiter, RedisScript
 from api.admission.registry import PostgresKeys, PostgresRegistry
 from api.admission.versions import Versions
-from api.health import Health
+from api.connections import Connections, room_for_files
+from api.health import Health, tell_counts
 from api.inference import Inference
 from api.large_tensors import LargeTensors
-from api.middleware import envelope
+from api.middleware import connected, envelope, paced
 from api.registry_catalogue import Catalogue
 from api.request_log import ACK_WITHIN_S, RequestLog
 from api.results import RedisCache, Results
 from api.routes import ROUTES
-from api.services import CATALOGUE, GATE, HEALTH, INFERENCE, LEDGER, QUEUES, SETTINGS, TURNS, VERSIONS
+from api.services import (
+    CATALOGUE,
+    CONNECTIONS,
+    GATE,
+    HEALTH,
+    INFERENCE,
+    LEDGER,
+    QUEUES,
+    SETTINGS,
+    STRANGERS,
+    TURNS,
+    VERSIONS,
+)
+from api.strangers import Strangers
 from api.turns import Turns
 from infra.blobs import ClaimCheck
 from infra.kafka_sender import open_sender
@@ -40,6 +54,7 @@ from infra.redis import Redis, open_redis
 from infra.s3 import Store
 from infra.schema_feed import SchemaFeed, open_schema_feed
 from infra.settings import ApiSettings
+from infra.tasks import end
 from schemas.codec import learn
 from schemas.facts import SchemaPublished
 from schemas.keys import RedisKeys
@@ -54,10 +69,12 @@ RESULTS = web.AppKey("results", Results)
 SCHEMAS = web.AppKey("schemas", SchemaFeed)
 CLAIM_CHECK = web.AppKey("claim_check", ClaimCheck)
 
+_BACKLOG = 1024
+#: How long what is left of a body that nobody wants is read before its connection is closed.
+_LINGER_S = 1.0
 _DRAIN_WITHIN_S = 1.5
 _CLOSE_WITHIN_S = 1.0
 _RESTART_PAUSE_S = 1.0
-_ASK_AGAIN_S = 0.05
 #: The longest a call to S3 may take, and what share of the longest deadline; less than a request waits for it, so that
 #: such a wait shows that S3 is away.
 _BLOBS_WITHIN_S = 2.0
@@ -66,8 +83,9 @@ _BLOBS_SHARE = 0.2
 
 def create_app(settings: ApiSettings) -> web.Application:
     """The application of one process; nothing is connected before it is started."""
-    app = web.Application(middlewares=[envelope], client_max_size=settings.max_body_bytes)
+    app = web.Application(middlewares=[connected, envelope, paced], client_max_size=settings.max_body_bytes)
     app[SETTINGS] = settings
+    app[STRANGERS] = Strangers(per_s=settings.strangers_per_s)
     app[CATALOGUE] = Catalogue(locked_schemas(), namespace=settings.kafka.namespace)
     app.add_routes(ROUTES)
     app.cleanup_ctx.extend(
@@ -80,7 +98,7 @@ def create_app(settings: ApiSettings) -> web.Application:
 async def _turns(app: web.Application) -> AsyncIterator[None]:
     app[TURNS] = turns = Turns()
     yield
-    turns.close()
+    await turns.close()
 
 
 async def _registry(app: web.Application) -> AsyncIterator[None]:
@@ -163,7 +181,7 @@ async def _services(app: web.Application) -> AsyncIterator[None]:
             "postgres": versions.trouble,
         },
         minor={"s3": check.trouble, "schemas": schemas.trouble},
-        counts=check.counts,
+        counts=(check.counts, app[STRANGERS].counts, app[CONNECTIONS].counts),
     )
     loops = [
         _forever(versions.run),
@@ -171,22 +189,12 @@ async def _services(app: web.Application) -> AsyncIterator[None]:
         _forever(request_log.run),
         _forever(results.listen),
         _forever(results.sweep),
+        _forever(app[CONNECTIONS].sweep),
+        _forever(lambda: tell_counts((app[STRANGERS].counts, app[CONNECTIONS].counts))),
     ]
     tasks = [asyncio.ensure_future(loop) for loop in loops]
     yield
     await end(tasks, within_s=_CLOSE_WITHIN_S)
-
-
-async def end(tasks: Collection[asyncio.Future[None]], *, within_s: float) -> None:
-    """Cancel tasks until they have ended. A client that is just connecting may swallow a cancellation, so one is not
-    enough, and a task that missed its only one would keep the process from ending."""
-    loop = asyncio.get_running_loop()
-    ends_s = loop.time() + within_s
-    pending = set(tasks)
-    while pending and loop.time() < ends_s:
-        for task in pending:
-            task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=_ASK_AGAIN_S)
 
 
 async def _forever(loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -206,12 +214,18 @@ async def _drain(app: web.Application) -> None:
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=1024)
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise OSError(
             f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; "
             "does a gateway of `inferlog up` run there? Name another port with INFERLOG_API_PORT"
         ) from error
+
+
+def _protocol(runner: web.AppRunner) -> asyncio.Protocol:
+    if runner.server is None:
+        raise RuntimeError("a connection came before the application was started")
+    return runner.server()
 
 
 async def serve(settings: ApiSettings) -> None:
@@ -225,18 +239,29 @@ async def serve(settings: ApiSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         with suppress(NotImplementedError):
             loop.add_signal_handler(number, stop.set)
+    app = create_app(settings)
     runner = web.AppRunner(
-        create_app(settings),
+        app,
         access_log=None,
         shutdown_timeout=_CLOSE_WITHIN_S,
+        lingering_time=_LINGER_S,
         handler_cancellation=True,  # a caller that hangs up stops waiting at once, and its place is free
     )
+    app[CONNECTIONS] = connections = Connections(
+        lambda: _protocol(runner),
+        most=room_for_files(settings.max_connections),
+        barred=app[STRANGERS].crowding,
+        wasted=app[STRANGERS].wasted,
+    )
     await runner.setup()
+    server: asyncio.Server | None = None
     try:
-        await web.SockSite(runner, listener).start()
-        host, port = runner.addresses[0][:2]
+        server = await loop.create_server(connections, sock=listener, backlog=_BACKLOG)
+        host, port = listener.getsockname()[:2]
         logger.info("listening", extra={"fields": {"url": f"http://{host}:{port}", "instance": settings.instance}})
         await stop.wait()
     finally:
+        if server is not None:
+            server.close()
         await runner.cleanup()
     logger.info("stopped")

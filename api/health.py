@@ -5,7 +5,13 @@ Some troubles only few requests notice. They are told beside, and the process co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+logger = logging.getLogger(__name__)
+
+_TELL_EVERY_S = 60.0
 
 Trouble = Callable[[], str | None]
 
@@ -21,11 +27,11 @@ class Health:
         troubles: Mapping[str, Trouble],
         *,
         minor: Mapping[str, Trouble] | None = None,
-        counts: Mapping[str, int] | None = None,
+        counts: Sequence[Mapping[str, int]] = (),
     ) -> None:
         self._troubles = dict(troubles)
         self._minor = dict(minor or {})
-        self._counts = {} if counts is None else counts
+        self._counts = tuple(counts)
 
     def reasons(self) -> dict[str, str]:
         """What is wrong now, by part; empty when this process can serve."""
@@ -37,7 +43,24 @@ class Health:
 
     def counts(self) -> dict[str, int]:
         """Since the start."""
-        return dict(self._counts)
+        return merged(self._counts)
+
+
+def merged(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """What they hold together; names differ."""
+    return {name: number for one in counts for name, number in one.items()}
+
+
+async def tell_counts(counts: Sequence[Mapping[str, int]], *, every_s: float = _TELL_EVERY_S) -> None:
+    """Log what was counted since the last time, for ever; nothing while nothing is."""
+    told = merged(counts)
+    while True:
+        await asyncio.sleep(every_s)
+        now = merged(counts)
+        more = {name: number - told.get(name, 0) for name, number in now.items() if number != told.get(name, 0)}
+        if more:
+            logger.warning("calls or connections were refused, held back or closed", extra={"fields": more})
+        told = now
 
 
 def _found(troubles: Mapping[str, Trouble]) -> dict[str, str]:

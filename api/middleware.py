@@ -1,4 +1,7 @@
-"""Around every call: its request id and trace context, and errors written in the shape of the surface it came by."""
+"""Around every call: its request id and trace context, and errors written in the shape of the surface it came by.
+
+Its connection is told when the call begins and ends, and calls of strangers take turns.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,20 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from api.errors import ApiError, BadInput, MethodNotAllowed, NotFound, TooLarge, body, surface_of
-from api.services import REQUEST_ID, TRACEPARENT
+from api.errors import (
+    ApiError,
+    BadInput,
+    MethodNotAllowed,
+    NotFound,
+    Surface,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+    body,
+    surface_of,
+)
+from api.services import CONNECTIONS, REQUEST_ID, STRANGERS, TRACEPARENT
+from api.strangers import Refused, peer_of
 from schemas.ids import new_request_id
 
 logger = logging.getLogger(__name__)
@@ -19,6 +34,43 @@ logger = logging.getLogger(__name__)
 ID_HEADER = "x-request-id"
 _PATHS = "POST /v1/embeddings, POST /v2/models/<model>/infer, GET /v1/models, GET /v1/usage and GET /registry/subjects"
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+#: Asked without a key by whoever supervises this process.
+_HEALTH_PATHS = frozenset({"/healthz", "/readyz", "/v2", "/v2/health/live", "/v2/health/ready"})
+
+
+@web.middleware
+async def connected(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Outermost: tell the call's connection that its head is there, and that it is answered."""
+    connections, transport = request.app[CONNECTIONS], request.transport
+    connections.asked(transport)
+    try:
+        return await handler(request)
+    finally:
+        connections.answered(transport)
+
+
+@web.middleware
+async def paced(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Innermost: let calls that show no good key wait for their turn; those that need none before they are handled,
+    others before they are told. Raises Refused when there are too many."""
+    strangers = request.app[STRANGERS]
+    peer = peer_of(request.transport.get_extra_info("peername")) if request.transport is not None else ""
+    if request.path in _HEALTH_PATHS:
+        await strangers.turn(peer, health=True)
+        return await handler(request)
+    if request.match_info.http_exception is not None or surface_of(request.path) is Surface.REGISTRY:
+        await strangers.turn(peer)
+        return await handler(request)
+    try:
+        response = await handler(request)
+    except (Unauthorized, Unavailable) as refusal:
+        if isinstance(refusal, Unauthorized) or refusal.code == "keys_busy":
+            await strangers.turn(peer)
+        raise
+    strangers.welcome(peer)
+    return response
 
 
 @web.middleware
@@ -39,6 +91,8 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
         response = web.Response(
             body=orjson.dumps(document), status=error.status, headers={**error.headers, "Content-Type": content_type}
         )
+        if isinstance(error, Refused) and error.hang_up:
+            response.force_close()
     response.headers.update(marks(request_id))
     return response
 

@@ -16,6 +16,7 @@ from uuid import UUID
 import orjson
 
 from api.errors import NotFound, Unprocessable
+from schemas.document import deeper_than
 from schemas.facts import SchemaPublished
 from schemas.frame import fingerprint
 from schemas.keys import prefixed
@@ -90,7 +91,7 @@ class Candidate:
             definition = orjson.loads(text)
         except orjson.JSONDecodeError as error:
             raise Unprocessable(f"schema: expected an Avro schema as JSON text: {error}", code=INVALID_SCHEMA) from None
-        if _deeper_than(definition, _DEEPEST):
+        if deeper_than(definition, _DEEPEST):
             raise Unprocessable(
                 f"schema: expected a schema at most {_DEEPEST} lists and objects deep", code=INVALID_SCHEMA
             )
@@ -113,7 +114,11 @@ class Catalogue:
             self._add(Entry.of(schema))
 
     def learn(self, published: SchemaPublished) -> bool:
-        """Show a schema of newer programs as well; False when its id was known, which then keeps its meaning."""
+        """Show a schema of newer programs as well; False when its id was known, which then keeps its meaning.
+
+        It was learnt by the codec before, which refuses what no release can have published. Under its subject it is
+        shown only when nothing else is that version there.
+        """
         if published.schema_id in self._by_id:
             return False
         self._add(Entry.of(published))
@@ -121,9 +126,9 @@ class Catalogue:
 
     def _add(self, entry: Entry) -> None:
         self._by_id[entry.id] = entry
-        self._by_subject[entry.subject] = sorted(
-            [*self._by_subject.get(entry.subject, ()), entry], key=lambda e: e.version
-        )
+        known = self._by_subject.get(entry.subject, [])
+        if entry.version not in {e.version for e in known}:
+            self._by_subject[entry.subject] = sorted([*known, entry], key=lambda e: e.version)
 
     def subjects(self, pools: Iterable[str] = ()) -> list[str]:
         """Every subject by its full name, in order; `pools` are those that are known besides the default one."""
@@ -189,17 +194,6 @@ class Catalogue:
 def without_context(name: str) -> str:
     """A subject, or the beginning of one, without the mark of the default or of any context."""
     return _CONTEXT.sub("", name)
-
-
-def _deeper_than(value: Any, most: int) -> bool:
-    """Whether lists and objects are inside one another more than `most` times. Looks at one level after the other."""
-    level = [value]
-    for _ in range(most + 1):
-        level = [v for v in level if isinstance(v, (dict, list))]
-        if not level:
-            return False
-        level = [one for v in level for one in (v.values() if isinstance(v, dict) else v)]
-    return True
 
 
 def _base(name: str) -> str:

@@ -9,9 +9,11 @@ from aiohttp import web
 from api.admission.deadlines import Queues
 from api.admission.gate import Gate
 from api.admission.versions import Versions
+from api.connections import Connections
 from api.health import Health
 from api.inference import Inference
 from api.registry_catalogue import Catalogue
+from api.strangers import Strangers
 from api.turns import Turns
 from infra.postgres import Pool
 from infra.settings import ApiSettings
@@ -24,6 +26,8 @@ HEALTH = web.AppKey("health", Health)
 VERSIONS = web.AppKey("versions", Versions)
 CATALOGUE = web.AppKey("catalogue", Catalogue)
 TURNS = web.AppKey("turns", Turns)
+STRANGERS = web.AppKey("strangers", Strangers)
+CONNECTIONS = web.AppKey("connections", Connections)
 LEDGER = web.AppKey("ledger", Pool)
 
 REQUEST_ID = web.RequestKey("request_id", UUID)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-_LIBRARIES = ("aiokafka", "botocore", "boto3", "urllib3", "s3transfer")
+_LIBRARIES = ("aiohttp", "aiokafka", "botocore", "boto3", "urllib3", "s3transfer")
 _AGAIN_AFTER_S = 5.0
 _MAX_TEXTS = 1000
 

@@ -14,7 +14,7 @@ from api.errors import BadInput, TooLarge
 BODY_WITHIN_S = 10.0
 
 
-async def read_body(request: web.Request) -> bytes:
+async def read_body(request: web.Request, *, within_s: float = BODY_WITHIN_S) -> bytes:
     """The whole body. Raises TooLarge, also for a chunked body without a length; BadInput when it does not arrive."""
     limit = request.client_max_size
     if request.content_length is not None and request.content_length > limit:
@@ -22,11 +22,11 @@ async def read_body(request: web.Request) -> bytes:
     try:
         if request.content.is_eof():  # it came with the headers: reading cannot wait
             return await request.read()
-        return await asyncio.wait_for(request.read(), BODY_WITHIN_S)
+        return await asyncio.wait_for(request.read(), within_s)
     except web.HTTPRequestEntityTooLarge as error:
         raise _too_large(limit) from error
     except asyncio.TimeoutError as error:
-        raise BadInput(f"the body did not arrive within {BODY_WITHIN_S:g} s", code="body_timeout") from error
+        raise BadInput(f"the body did not arrive within {within_s:g} s", code="body_timeout") from error
     except web.RequestPayloadError as error:
         raise BadInput(f"the body cannot be read: {error}", code="body_unreadable") from error
 

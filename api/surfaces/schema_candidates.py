@@ -1,25 +1,23 @@
 """A stranger's schema held against the published ones: which of them it is, and whether it could follow them.
 
-Both only read. The schema is the caller's, so its text is bounded and it is looked at beside the event loop.
+Both only read. The schema is the caller's, so its text is bounded and it is looked at in another process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import orjson
 from aiohttp import web
 
 from api.errors import Unprocessable
-from api.registry_catalogue import INVALID_SCHEMA, Candidate, Entry, without_context
+from api.registry_catalogue import INVALID_SCHEMA, without_context
 from api.services import CATALOGUE, TURNS
 from api.surfaces.http import json_kind, parse_object, read_body
 from api.surfaces.schema_registry import answer, asked, document_of
-from schemas.compatibility import compatibility_messages
 
 MAX_BODY_BYTES = 64 * 1024
-_LONGEST_MESSAGE = 1000
+#: A body that small comes at once from whoever means it.
+_BODY_WITHIN_S = 3.0
 
 
 async def look_up(request: web.Request) -> web.Response:
@@ -28,7 +26,7 @@ async def look_up(request: web.Request) -> web.Response:
     catalogue, subject = request.app[CATALOGUE], request.match_info["subject"]
     catalogue.versions(subject)
     text = await _schema_text(request)
-    entry = await request.app[TURNS].take(lambda: catalogue.matching(subject, Candidate.parse(text)))
+    entry = catalogue.matching(subject, await request.app[TURNS].candidate(text))
     return answer(document_of(entry, without_context(subject)))
 
 
@@ -40,23 +38,16 @@ async def compatibility(request: web.Request) -> web.Response:
     if "version" in request.match_info:
         known = [catalogue.version(subject, request.match_info["version"])]
     text = await _schema_text(request)
-    messages = await request.app[TURNS].take(lambda: objections(text, known))
+    messages = await request.app[TURNS].objections(text, known)
     document: dict[str, Any] = {"is_compatible": not messages}
     if asked(request, "verbose"):
         document["messages"] = messages
     return answer(document)
 
 
-def objections(text: str, known: Sequence[Entry]) -> list[str]:
-    """What stands against a schema beside these. Raises Unprocessable when the text is no schema."""
-    new = Candidate.parse(text).definition
-    found = [(e.version, said) for e in known for said in compatibility_messages(new, orjson.loads(e.text))]
-    return [f"version {number}: {said}"[:_LONGEST_MESSAGE] for number, said in found]
-
-
 async def _schema_text(request: web.Request) -> str:
     """The schema in a body. Raises BadInput, TooLarge, Unprocessable."""
-    document = parse_object(await read_body(request.clone(client_max_size=MAX_BODY_BYTES)))
+    document = parse_object(await read_body(request.clone(client_max_size=MAX_BODY_BYTES), within_s=_BODY_WITHIN_S))
     text, kind = document.get("schema"), document.get("schemaType") or "AVRO"
     if not isinstance(text, str):
         raise Unprocessable(

@@ -64,11 +64,11 @@ def one_of_each() -> list[Record]:
             key_id="k1", customer_id="cus_acme", change=KeyChange.CREATED, label="é", requests_per_s=5, burst=9,
             expires_at=NOON + timedelta(days=1, microseconds=1), **change,
         ),
-        facts.PriceBookPublished(price_id="standard-v1", currency="EUR", amounts_micros={"items": 40}, **change),
+        facts.PriceBookPublished(price_id="standard-v1", currency="eur", amounts_micros={"items": 40}, **change),
         facts.BillingAdjusted(customer_id="cus_acme", hour=NOON, meter="items", units=-3, **change),
         facts.SchemaPublished(
             event_id=uuid4(), occurred_at=NOON, schema_id=900, subject="s", version=1, record="r",
-            fingerprint="f", definition="{}",
+            fingerprint="0" * 16, definition="{}",
         ),
     ]  # fmt: skip
 
