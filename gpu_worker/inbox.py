@@ -19,7 +19,7 @@ from gpu_worker.dead_letters import DeadLetters
 from gpu_worker.held import Bounds, Held
 from gpu_worker.inheritance import Inheritance
 from gpu_worker.ports import Delivery
-from gpu_worker.unlearnt import Unlearnt, learn_nothing
+from gpu_worker.unlearnt import Unlearnt
 from infra.kafka import (
     AIOKafkaConsumer,
     ConsumerRebalanceListener,
@@ -28,6 +28,7 @@ from infra.kafka import (
     TopicPartition,
     open_consumer,
 )
+from infra.schema_feed import learn_nothing
 from infra.settings import KafkaSettings
 from schemas.codec import DecodeError, UnknownSchema, decode_at
 from schemas.keys import worker_group

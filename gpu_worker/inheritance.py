@@ -12,10 +12,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from gpu_worker.held import Held
+from gpu_worker.pause import Pause
 from gpu_worker.recovery import FirstResults, inherited
-from gpu_worker.unlearnt import learn_nothing
 from infra.kafka import AIOKafkaConsumer, BusUnavailable, KafkaError, Producer, TopicPartition, open_consumer
 from infra.kafka_spans import read_spans, spans_kept, spans_since
+from infra.schema_feed import learn_nothing
 from infra.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class Inheritance:
 
     async def settle(self, parts: Mapping[int, Held]) -> None:
         """Find out what earlier owners of these partitions ended and tell each. While Kafka is away this waits."""
-        wait_s = _FIRST_RETRY_S
+        pause = Pause(_FIRST_RETRY_S, _LONGEST_RETRY_S)
         while parts := {partition: held for partition, held in parts.items() if held.recovering}:
             try:
                 spans = await asyncio.wait_for(self._spans(list(parts)), _ASK_TIMEOUT_S)
@@ -75,8 +76,7 @@ class Inheritance:
                             parts[partition].settle(spans[partition], first.found)
             except (BusUnavailable, KafkaError, asyncio.TimeoutError) as error:
                 log.warning("inherited requests wait, Kafka is away", extra={"fields": {"reason": repr(error)}})
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, _LONGEST_RETRY_S)
+                await pause.wait()
 
     async def _learn(self, partitions: frozenset[int]) -> None:
         """Learn the schemas that there are. As long as they cannot be read, these partitions wait and no others do.
@@ -84,7 +84,7 @@ class Inheritance:
         An earlier owner may have been newer than this process: if a result of its could not be read, the request would
         run again. The schemas of all results that were read are on their topic by now.
         """
-        wait_s = _FIRST_RETRY_S
+        pause = Pause(_FIRST_RETRY_S, _LONGEST_RETRY_S)
         while True:
             try:
                 return await self._learn_schemas()
@@ -93,8 +93,7 @@ class Inheritance:
                     "inherited requests wait, since results of theirs have schemas that are unknown here",
                     extra={"fields": {"partitions": sorted(partitions), "reason": repr(error)}},
                 )
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, _LONGEST_RETRY_S)
+                await pause.wait()
 
     async def first_results(self, consumer: AIOKafkaConsumer, spans: Mapping[int, range]) -> FirstResults:
         """Look for the first result of each request in these spans of the pool's topic.

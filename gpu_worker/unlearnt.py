@@ -10,7 +10,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from gpu_worker.pause import Pause
 from infra.kafka import BusUnavailable
+from infra.schema_feed import learn_nothing
 from schemas.codec import Placed, decode_at
 from schemas.records import InferenceRequested
 
@@ -18,10 +20,6 @@ log = logging.getLogger(__name__)
 
 _FIRST_RETRY_S = 0.1
 _LONGEST_RETRY_S = 5.0
-
-
-async def learn_nothing() -> None:
-    """What a process does that knows all schemas it will ever know."""
 
 
 class Unlearnt:
@@ -49,7 +47,7 @@ class Unlearnt:
             if self._ended >= wanted:
                 return
             self._begun += 1
-            number, wait_s = self._begun, _FIRST_RETRY_S
+            number, pause = self._begun, Pause(_FIRST_RETRY_S, _LONGEST_RETRY_S)
             while True:
                 try:
                     await self._learn_schemas()
@@ -57,6 +55,5 @@ class Unlearnt:
                 except (BusUnavailable, asyncio.TimeoutError) as error:
                     fields = {"reason": repr(error)}
                     log.warning("requests wait, since their schemas are unknown here", extra={"fields": fields})
-                    await asyncio.sleep(wait_s)
-                    wait_s = min(2 * wait_s, _LONGEST_RETRY_S)
+                    await pause.wait()
             self._ended = number

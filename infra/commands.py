@@ -10,6 +10,7 @@ from dataclasses import asdict
 import click
 
 from infra import provision as provisioning
+from infra.arguments import Parsed
 from infra.provision import Provisioned
 from infra.schema_publish import SchemaConflict
 from infra.settings import operator_settings
@@ -18,23 +19,10 @@ from schemas.topics import DEFAULT_POOL, Topic, all_topics, require_pool_name
 _DAY_MS = 24 * 3600 * 1000
 
 
-class PoolName(click.ParamType):
-    """The name of a worker pool."""
-
-    name = "name"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The name, or click's own error naming the option."""
-        try:
-            return require_pool_name(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
 _pools = click.option(
     "--pool",
     "pools",
-    type=PoolName(),
+    type=Parsed("name", require_pool_name),
     multiple=True,
     default=(DEFAULT_POOL,),
     show_default=True,

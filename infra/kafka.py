@@ -1,7 +1,7 @@
 """How Kafka is reached: an idempotent producer, and consumers that read committed records.
 
-With `kafka_admin` the only home of aiokafka (Faust brings its own). Its errors become two of ours: the log is away,
-or the record is too large for it.
+With the other `kafka_` modules the only home of aiokafka (Faust makes its own consumer). Its errors become two of ours:
+the log is away, or the record is too large for it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
+from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from aiokafka.partitioner import murmur2
 
+from infra.kafka_fetched import read_every_batch
 from infra.settings import KafkaSettings
 from schemas.headers import Headers
 
@@ -30,10 +32,12 @@ __all__ = [
     "KeyedRecord",
     "Producer",
     "RecordTooLarge",
+    "RoundRobinPartitionAssignor",
     "TopicPartition",
     "open_consumer",
     "open_producer",
     "partition_of_key",
+    "read_every_batch",
 ]
 
 
@@ -239,9 +243,11 @@ async def open_consumer(
 ) -> AsyncIterator[AIOKafkaConsumer]:
     """A started consumer of committed records, with manual commits; `group=None` for readers that use `assign`.
 
-    Without `committed` it also sees records of transactions that are open or were given up. Raises BusUnavailable when
-    the broker cannot be reached.
+    Without `committed` it also sees records of transactions that are open or were given up. What cannot be read of the
+    log is a record with a value that no decoder takes (`infra.kafka_fetched`). Raises BusUnavailable when the broker
+    cannot be reached.
     """
+    read_every_batch()
     client = AIOKafkaConsumer(
         bootstrap_servers=settings.bootstrap,
         group_id=group,

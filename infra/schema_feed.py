@@ -18,6 +18,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from infra.kafka import BusUnavailable
 from infra.schema_topic import SchemaLog, open_schema_topic
 from infra.settings import KafkaSettings
+from infra.tasks import end
 from schemas.codec import DecodeError, Placed, decode_at
 from schemas.codec import learn as learn_here
 from schemas.facts import SchemaPublished
@@ -31,7 +32,6 @@ _APART_S = 0.25
 _LONGEST_PAUSE_S = 5.0
 _CATCH_UP_S = 10.0
 _CLOSE_WITHIN_S = 2.0
-_ASK_AGAIN_S = 0.1
 
 Learn = Callable[[SchemaPublished], bool]
 
@@ -147,15 +147,17 @@ class SchemaFeed:
     async def _read_on(self, topic: SchemaLog) -> None:
         self._began = number = self._began + 1
         self._wanted.clear()
-        records, end = await topic.read(self._next)
-        self.counts += teach(records, self._learn)
-        self._next, self._why = end, None
+        self._next, self._why = await topic.read(self._next, self._take), None
         if self._away:
             log.info("schemas are followed again")
         self._away = False
         async with self._read:
             self._done = number
             self._read.notify_all()
+
+    def _take(self, record: Placed) -> None:
+        self.counts += teach((record,), self._learn)
+        self._next = record.offset + 1  # a reading that breaks off goes on from here
 
     async def _until_next(self, began_s: float) -> None:
         """Until somebody asks or it is time, and not before `_apart_s` have passed."""
@@ -173,15 +175,16 @@ async def open_schema_feed(settings: KafkaSettings, *, learn: Learn = learn_here
     try:
         yield feed
     finally:
-        # A client that is just connecting may swallow a cancellation, so one is not enough.
-        ends_s = time.monotonic() + _CLOSE_WITHIN_S
-        while not following.done() and time.monotonic() < ends_s:
-            following.cancel()
-            await asyncio.wait({following}, timeout=_ASK_AGAIN_S)
+        await end([following], within_s=_CLOSE_WITHIN_S)
+
+
+async def learn_nothing() -> None:
+    """In the place of `catch_up`, for a process that knows all schemas it will ever know."""
 
 
 async def learn_once(settings: KafkaSettings) -> Counter[str]:
     """Learn what is on the log now, for a process that reads and ends. Raises BusUnavailable."""
+    counts: Counter[str] = Counter()
     async with open_schema_topic(settings) as topic:
-        records, _ = await topic.read(0)
-    return teach(records)
+        await topic.read(0, lambda record: counts.update(teach((record,))))
+    return counts

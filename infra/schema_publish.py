@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 _ACK_WITHIN_S = 15.0
 _STAMP = Stamp("provision")
+#: Longer than any; a subject is a topic's name, which has 249 at most, and what it holds.
+_SUBJECT_CHARS = 300
 
 
 class SchemaConflict(RuntimeError):
@@ -48,39 +50,50 @@ class Compared:
     unknown_here: Sequence[UnknownHere]
 
 
-def compare(locked: Sequence[LockedSchema], on_log: Sequence[Placed], *, topic: str) -> Compared:
-    """What each side lacks. Raises SchemaConflict when a record on the log has an id of these, or a version of one of
-    their subjects, for another schema.
+class Comparison:
+    """The lock file against the log: `take` every record of the topic, in order, then ask for `compared`.
 
     Everything a record says of its schema is compared; its `event_id` and `occurred_at` say nothing of it. A record
-    that cannot be read counts as absent.
+    that cannot be read counts as absent. Held is what an id says, not how.
     """
-    by_id = {schema.id: schema for schema in locked}
-    by_version = {(schema.subject, schema.version): schema for schema in locked}
-    highest, found = max(by_id, default=0), set()
-    unknown: dict[int, UnknownHere] = {}
-    conflict: tuple[LockedSchema, SchemaPublished, int] | None = None
-    for record in on_log:
+
+    def __init__(self, locked: Sequence[LockedSchema], *, topic: str) -> None:
+        self._locked = locked
+        self._topic = topic
+        self._by_id = {schema.id: schema for schema in locked}
+        self._by_version = {(schema.subject, schema.version): schema for schema in locked}
+        self._highest = max(self._by_id, default=0)
+        self._found: set[int] = set()
+        self._unknown: dict[int, UnknownHere] = {}
+        self._conflict: tuple[LockedSchema, SchemaPublished, int] | None = None
+
+    def take(self, record: Placed) -> None:
+        """The next record of the topic."""
         try:
             published = decode_at(record, SchemaPublished)
         except DecodeError as error:
             log.error("no schema can be read here", extra={"fields": {"reason": error}})
-            continue
-        highest = max(highest, published.schema_id)
-        schema = by_id.get(published.schema_id)
+            return
+        self._highest = max(self._highest, published.schema_id)
+        schema = self._by_id.get(published.schema_id)
         if schema is None:
-            its = UnknownHere(schema_id=published.schema_id, subject=published.subject, version=published.version)
-            unknown[published.schema_id] = its
-            schema = by_version.get((published.subject, published.version))
+            subject = published.subject[:_SUBJECT_CHARS]
+            its = UnknownHere(schema_id=published.schema_id, subject=subject, version=published.version)
+            self._unknown[published.schema_id] = its
+            schema = self._by_version.get((published.subject, published.version))
         if schema is not None and _told_by(schema) != _told(published):
-            conflict = conflict or (schema, published, record.offset)
-        found.add(published.schema_id)
-    if conflict is not None:
-        raise _refusal(*conflict, topic=topic, free_id=highest + 1)
-    return Compared(
-        missing=[schema for schema in locked if schema.id not in found],
-        unknown_here=[unknown[schema_id] for schema_id in sorted(unknown)],
-    )
+            self._conflict = self._conflict or (schema, published, record.offset)
+        self._found.add(published.schema_id)
+
+    def compared(self) -> Compared:
+        """What each side lacks. Raises SchemaConflict when a record on the log has an id of these, or a version of one
+        of their subjects, for another schema."""
+        if self._conflict is not None:
+            raise _refusal(*self._conflict, topic=self._topic, free_id=self._highest + 1)
+        return Compared(
+            missing=[schema for schema in self._locked if schema.id not in self._found],
+            unknown_here=[self._unknown[schema_id] for schema_id in sorted(self._unknown)],
+        )
 
 
 async def publish_schemas(
@@ -91,9 +104,10 @@ async def publish_schemas(
     With `check` nothing is written. Raises SchemaConflict, and then nothing was; BusUnavailable.
     """
     topic = SCHEMAS.in_namespace(settings.namespace).name
+    comparison = Comparison(locked_schemas() if locked is None else locked, topic=topic)
     async with open_schema_topic(settings) as reader:
-        records, _ = await reader.read(0)
-    found = compare(locked_schemas() if locked is None else locked, records, topic=topic)
+        await reader.read(0, comparison.take)
+    found = comparison.compared()
     if found.missing and not check:
         now = datetime.now(timezone.utc)
         headers = _STAMP.headers(SchemaPublished)

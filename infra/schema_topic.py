@@ -1,4 +1,4 @@
-"""The schemas topic, read from any offset to its end of the moment, without a group.
+"""The schemas topic, read from any offset to its end of the moment, without a group, and never held as a whole.
 
 One reader serves one task at a time. Every wait has a deadline: a broker that stops answering raises.
 """
@@ -6,8 +6,8 @@ One reader serves one task at a time. Every wait has a deadline: a broker that s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import Protocol
 
 from infra.kafka import AIOKafkaConsumer, BusUnavailable, KafkaError, TopicPartition, open_consumer
@@ -17,16 +17,22 @@ from schemas.codec import Placed
 from schemas.topics import SCHEMAS
 
 _ANSWER_MS = 5_000
-_READ_WITHIN_S = 15.0
+_END_WITHIN_S = 15.0
 #: What is read is there already: no fetch needs to wait for more.
 _FETCH_WAIT_MS = 20
+
+
+Take = Callable[[Placed], None]
 
 
 class SchemaLog(Protocol):
     """The schemas topic as whoever learns from it needs it (SchemaTopic fits)."""
 
-    async def read(self, start: int) -> tuple[Sequence[Placed], int]:
-        """The records from offset `start` to the present end, in order, and that end. Raises BusUnavailable."""
+    async def read(self, start: int, take: Take) -> int:
+        """Hand over each record from offset `start` to the present end, in order, and return that end.
+
+        Raises BusUnavailable; what was taken until then need not be read again.
+        """
 
 
 class SchemaTopic:
@@ -36,23 +42,22 @@ class SchemaTopic:
         self._consumer = consumer
         self._place = TopicPartition(topic, 0)
 
-    async def read(self, start: int) -> tuple[Sequence[Placed], int]:
-        """See SchemaLog; over after 15 s. A topic that is shorter than `start` was made anew: it is read whole."""
+    async def read(self, start: int, take: Take) -> int:
+        """See SchemaLog. A topic that is shorter than `start` was made anew: it is read whole."""
         try:
-            return await asyncio.wait_for(self._read(start), _READ_WITHIN_S)
-        except (KafkaError, asyncio.TimeoutError) as error:
+            ends = await asyncio.wait_for(self._consumer.end_offsets([self._place]), _END_WITHIN_S)
+            end: int = ends[self._place]
+            if span := span_from(start, first=0, end=end):
+                async with aclosing(read_spans(self._consumer, {self._place: span})) as reading:
+                    async for records in reading:
+                        for record in records:
+                            take(record)
+                # Until the next reading nothing is fetched: a fetch that waits for news holds up the question for the
+                # end.
+                self._consumer.pause(self._place)
+        except (BusUnavailable, KafkaError, asyncio.TimeoutError) as error:
             raise BusUnavailable(f"{self._place.topic}: {type(error).__name__}: {error}") from error
-
-    async def _read(self, start: int) -> tuple[Sequence[Placed], int]:
-        end: int = (await self._consumer.end_offsets([self._place]))[self._place]
-        span = span_from(start, first=0, end=end)
-        found: list[Placed] = []
-        if span:
-            async for records in read_spans(self._consumer, {self._place: span}):
-                found += records
-            # Until the next reading nothing is fetched: a fetch that waits for news holds up the question for the end.
-            self._consumer.pause(self._place)
-        return found, end
+        return end
 
 
 @asynccontextmanager

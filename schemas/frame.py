@@ -23,6 +23,17 @@ class NoSchema(ValueError):
     """JSON that Avro's libraries, or we, do not take for a schema; the message says why."""
 
 
+class Unreadable(bytes):
+    """What stands for a value that cannot be had from the log: the reason, in words, framed as no record is."""
+
+    __slots__ = ()
+
+    @property
+    def reason(self) -> str:
+        """Why it cannot be had."""
+        return self.decode()
+
+
 def header(schema_id: int) -> bytes:
     """The HEADER_BYTES before the body of a record that is written with this schema."""
     return HEADER.pack(MAGIC, schema_id)
