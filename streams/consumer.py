@@ -87,6 +87,11 @@ class LedgerConsumer(kafka_driver.Consumer):
             self.in_hand.take(place, [record for _, record in followed])
         return fetched
 
+    async def perform_seek(self) -> None:
+        """Begin anew. What was fetched before is dropped or comes again, and must not be waited for."""
+        await super().perform_seek()
+        self.in_hand.forget(self.assignment())
+
     def _to_message(self, tp: TP, record: Any) -> Any:
         follows, fetched = record
         message: Any = super()._to_message(tp, fetched)
