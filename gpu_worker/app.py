@@ -23,11 +23,14 @@ from aiohttp import web
 
 from gpu_worker import runner
 from gpu_worker.batching import Limits
+from gpu_worker.blame import Blame
 from gpu_worker.claims import KEEP_WITHIN_S, LargeTensors
 from gpu_worker.device import Device
 from gpu_worker.health import Health
 from gpu_worker.inbox import Inbox, open_inbox
 from gpu_worker.outcomes import KafkaRedisOutcomes
+from gpu_worker.pause import Pause
+from gpu_worker.suspects import Suspects
 from gpu_worker.weights import Weights
 from gpu_worker.worker import Worker
 from infra.blobs import ClaimCheck
@@ -39,6 +42,10 @@ from infra.settings import WorkerSettings, worker_settings
 from infra.telemetry import configure_logging
 
 log = logging.getLogger(__name__)
+
+_FIRST_RETRY_S = 0.2
+_LONGEST_RETRY_S = 5.0
+_SUSPECTS_FILE = ".suspects"
 
 
 class PortTaken(RuntimeError):
@@ -101,8 +108,9 @@ async def serve(settings: WorkerSettings) -> None:
         )
         stack.callback(check.close)
         large = LargeTensors(check)
+        blame = Blame()
         outcomes = KafkaRedisOutcomes(
-            producer, redis, large, namespace=settings.kafka.namespace, result_ttl_s=settings.result_ttl_s
+            producer, redis, large, blame, namespace=settings.kafka.namespace, result_ttl_s=settings.result_ttl_s
         )
         worker = Worker(
             name=settings.worker,
@@ -112,6 +120,8 @@ async def serve(settings: WorkerSettings) -> None:
             outcomes=outcomes,
             limits=Limits(max_items=settings.max_batch_items, linger_s=settings.linger_ms / 1000),
             clock=time.time,
+            blame=blame,
+            suspects=Suspects(settings.cache_dir / _SUSPECTS_FILE),
         )
         health.watch(worker=worker, inbox=inbox, outcomes=outcomes, redis=redis, check=check)
         # What was imported lives as long as the process; looking through it for garbage again and again
@@ -128,7 +138,7 @@ async def _reach_kafka(
 ) -> tuple[Producer, Inbox] | None:
     """Producer and inbox, as soon as Kafka answers; None when told to stop before."""
     schemas = await stack.enter_async_context(open_schema_feed(settings.kafka))
-    wait_s = 0.2
+    pause = Pause(_FIRST_RETRY_S, _LONGEST_RETRY_S)
     while not stop.is_set():
         attempt = AsyncExitStack()
         try:
@@ -140,8 +150,7 @@ async def _reach_kafka(
             await attempt.aclose()
             log.warning("waiting for Kafka", extra={"fields": {"reason": error}})
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(stop.wait(), wait_s)
-            wait_s = min(2 * wait_s, 5.0)
+                await asyncio.wait_for(stop.wait(), pause.next_s())
         else:
             stack.push_async_exit(attempt)
             return producer, inbox

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from datetime import datetime, timezone
 
+from gpu_worker.pause import Pause
 from infra.kafka import BusUnavailable, Producer, RecordTooLarge
 from schemas.codec import encode
 from schemas.evidence import KeyedRecord, dead_letter, without_value
@@ -32,10 +32,9 @@ class DeadLetters:
         letter = dead_letter(record, reason, occurred_at=datetime.now(timezone.utc))
         where = {"topic": letter.topic, "partition": letter.partition, "offset": letter.offset}
         log.error("record set aside", extra={"fields": {**where, "reason": letter.reason}})
-        wait_s = _FIRST_RETRY_S
+        pause = Pause(_FIRST_RETRY_S, _LONGEST_RETRY_S)
         while not await self._sent(letter):
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _LONGEST_RETRY_S)
+            await pause.wait()
 
     async def _sent(self, letter: DeadLetter) -> bool:
         try:

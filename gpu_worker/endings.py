@@ -14,12 +14,19 @@ from schemas.ids import finished_id
 from schemas.records import InferenceFinished, InferenceRequested, Outcome, Task
 from schemas.tensors import Tensor
 
+#: Characters of what a caller is told; a message may quote a name of any length.
+LONGEST_MESSAGE = 1000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the model gave for one request; `tokens` is 0 for models that take no text."""
+    """What the model gave for one request, and what went into it as the runner counted it.
+
+    `tokens` is 0 for models that take no text.
+    """
 
     outputs: tuple[Tensor, ...]
+    items: int
     tokens: int = 0
 
 
@@ -91,10 +98,10 @@ class Run:
             version=self.version or request.version,
             outcome=Outcome.SUCCEEDED if answer else failed,
             error_code=failure.code if failure else None,
-            error_message=failure.message if failure else None,
+            error_message=failure.message[:LONGEST_MESSAGE] if failure else None,
             outputs=answer.outputs if answer else (),
             price_id=request.price_id,
-            quantities=quantities(request, answer) if answer else {},
+            quantities=quantities(request.task, answer) if answer else {},
             admitted_at=request.occurred_at,
             worker=self.worker,
             batch_id=self.batch_id,
@@ -104,10 +111,15 @@ class Run:
         )
 
 
-def quantities(request: InferenceRequested, answer: Answer) -> dict[str, int]:
-    """What a succeeded request is billed for, by meter: a function of its inputs alone."""
-    found = {"requests": 1, "items": request.item_count}
-    if request.task is Task.EMBEDDINGS:
+def no_run(worker: str, at_s: float, batch_id: UUID) -> Run:
+    """What requests have in common that end together without one."""
+    return Run(worker=worker, version=None, batch_id=batch_id, items=0, started_s=at_s, run_us=0)
+
+
+def quantities(task: Task, answer: Answer) -> dict[str, int]:
+    """What a succeeded request is billed for, by meter: what was counted in its inputs, not what its record says."""
+    found = {"requests": 1, "items": answer.items}
+    if task is Task.EMBEDDINGS:
         found["tokens"] = answer.tokens
     return found
 

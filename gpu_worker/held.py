@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpu_worker.endings import Ended
 from gpu_worker.offsets import Watermark
 from gpu_worker.ports import Delivery
 from gpu_worker.recovery import Recorded
+from gpu_worker.soundness import require_tellable
 from schemas.claims import LARGEST_BYTES, blob_bytes
 from schemas.codec import Placed
 from schemas.records import InferenceRequested
@@ -62,7 +62,11 @@ class Held:
         self._inherited, self._found = inherited, found
 
     def delivery(self, record: Placed, request: InferenceRequested) -> Delivery:
-        """The request that this record of the partition holds. What it refers to counts as held from now on."""
+        """The request that this record of the partition holds. What it refers to counts as held from now on.
+
+        Raises DecodeError when not even its failure could be told.
+        """
+        require_tellable(request)
         beside_bytes = min(blob_bytes(request.inputs), LARGEST_BYTES)
         self.size_bytes += beside_bytes
         return Delivery(
@@ -91,18 +95,11 @@ class Held:
         return [self._with_end(delivery) for delivery in ready]
 
     def _with_end(self, delivery: Delivery) -> Delivery:
-        request = delivery.request
-        recorded = (self._found or {}).get(request.request_id.bytes) if delivery.offset in self._inherited else None
+        key = delivery.request.request_id.bytes
+        recorded = (self._found or {}).get(key) if delivery.offset in self._inherited else None
         if recorded is None:
             return delivery
-        ended = Ended(
-            finished=recorded.finished,
-            reply_to=request.reply_to,
-            deadline_at=request.deadline_at,
-            traceparent=request.traceparent,
-            logged=recorded.framed,
-        )
-        return replace(delivery, ended=ended)
+        return replace(delivery, ended=replace(delivery.ended_by(recorded.finished), logged=recorded.framed))
 
     def too_much(self, bounds: Bounds) -> bool:
         """Whether to stop taking records."""

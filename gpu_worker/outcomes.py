@@ -21,8 +21,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
+from gpu_worker.blame import Blame
 from gpu_worker.claims import LargeTensors
-from gpu_worker.endings import Ended, as_failed, as_of
+from gpu_worker.endings import Ended, Failure, as_failed, as_of
+from gpu_worker.pause import Pause
 from infra.kafka import BusUnavailable, HandedOver, KeyedRecord, Producer
 from infra.redis import Redis, RedisError
 from schemas.codec import encode
@@ -50,6 +52,7 @@ _STAMP = Stamp("gpu_worker")
 class _Encoded:
     ended: Ended
     result: bytes
+    usage: KeyedRecord | None  # of one that is billed
 
 
 class KafkaRedisOutcomes:
@@ -60,6 +63,7 @@ class KafkaRedisOutcomes:
         producer: Producer,
         redis: Redis,
         large: LargeTensors,
+        blame: Blame,
         *,
         namespace: str,
         result_ttl_s: int,
@@ -68,6 +72,7 @@ class KafkaRedisOutcomes:
         self._producer = producer
         self._redis = redis
         self._large = large
+        self._blame = blame
         self._keys = RedisKeys(namespace=namespace)
         self._results = RESULTS.in_namespace(namespace)
         self._usage = USAGE.in_namespace(namespace)
@@ -90,14 +95,22 @@ class KafkaRedisOutcomes:
     async def _record_large(self, ended: Ended) -> None:
         # 1 blobs. Die before, or between them: the batch runs again, and finds them or leaves them to expire.
         left_s = ended.deadline_at.timestamp() - self._clock()
-        await self._record([await self._large.hand_in(ended, left_s=left_s)])
+        failures: list[Failure] = []
+        with self._blame.judging("keeping its outputs", failures.append):
+            ended = await self._large.hand_in(ended, left_s=left_s)
+        if failures:
+            ended = as_failed(ended, code=failures[0].code, message=failures[0].message)
+        await self._record([ended])
 
     async def _record(self, ended: Sequence[Ended]) -> None:
-        ends = {e.finished.request_id.bytes: self._encoded(e) for e in ended}
+        ends: dict[bytes, _Encoded] = {}
+        for one in ended:  # of two for the same request the first counts, as it does for whoever reads the log
+            if one.finished.request_id.bytes not in ends:
+                ends[one.finished.request_id.bytes] = self._encoded(one)
         # 2 results. Die before every one is acknowledged: the batch runs again.
         await self._log_results(ends)
         # 3 usage and copies. Die before: whoever inherits the requests finds the results and sends both again.
-        billed = [e.ended for e in ends.values() if e.ended.finished.outcome is Outcome.SUCCEEDED]
+        billed = [e.usage for e in ends.values() if e.usage is not None]
         usage_logged = self._log_usage(billed) if billed else None
         await self._cache(ends.values())
         if usage_logged is not None:
@@ -107,7 +120,7 @@ class KafkaRedisOutcomes:
         """Step 2, for what is not on the log already; what has become late by now is replaced in `ends`."""
         left = [key for key, one in ends.items() if one.ended.logged is None]
         failed: list[KeyedRecord] = []
-        retry = _Retry()
+        pause = Pause(_FIRST_RETRY_S, _LONGEST_RETRY_S)
         while left:
             # The last moment at which what they say can change: past it they may be on the log.
             self._expire_late(ends, left)
@@ -116,10 +129,10 @@ class KafkaRedisOutcomes:
             failed += await self._unacknowledged(sent)
             if left:
                 self.counts["log_retries"] += 1
-                await retry.pause()
+                await pause.wait()
         if failed:
             self.counts["log_retries"] += 1
-            await retry.pause()
+            await pause.wait()
             await self._log(failed)
 
     def _result(self, key: bytes, one: _Encoded) -> KeyedRecord:
@@ -134,18 +147,22 @@ class KafkaRedisOutcomes:
                 ends[key] = self._encoded(in_time)
                 self.counts["expired_after_the_run"] += 1
 
-    def _log_usage(self, billed: Sequence[Ended]) -> asyncio.Task[None]:
+    def _log_usage(self, billed: Sequence[KeyedRecord]) -> asyncio.Task[None]:
         """Ends once their usage is acknowledged; the usage of several batches goes together, since nobody waits."""
-        self._usage_waiting += [self._usage_of(ended) for ended in billed]
+        self._usage_waiting += billed
         if self._usage_sending is None:
             self._usage_sending = asyncio.create_task(self._log_usage_soon())
         return self._usage_sending
 
-    def _usage_of(self, ended: Ended) -> KeyedRecord:
-        headers = _STAMP.headers(UsageRecorded, ended.traceparent)
-        return KeyedRecord(
-            self._usage.name, ended.finished.customer_id.encode(), encode(usage(ended.finished)), headers
-        )
+    def _usage_of(self, ended: Ended) -> KeyedRecord | None:
+        """The usage of a success. Raises ValueError for one that the log does not take."""
+        finished = ended.finished
+        if finished.outcome is not Outcome.SUCCEEDED:
+            return None
+        key, value = finished.customer_id.encode(), encode(usage(finished))
+        if len(key) + len(value) > self._usage.max_message_bytes - _ENVELOPE_BYTES:
+            raise ValueError(f"the usage takes {len(key) + len(value)} bytes, more than the log takes")
+        return KeyedRecord(self._usage.name, key, value, _STAMP.headers(UsageRecorded, ended.traceparent))
 
     async def _log_usage_soon(self) -> None:
         await asyncio.sleep(_USAGE_LINGER_S)
@@ -155,13 +172,13 @@ class KafkaRedisOutcomes:
     async def _log(self, records: Sequence[KeyedRecord], *, keys_repeat: bool = False) -> None:
         """Until every record is acknowledged, as it is. One whose acknowledgement failed may be written twice."""
         left = list(records)
-        retry = _Retry()
+        pause = Pause(_FIRST_RETRY_S, _LONGEST_RETRY_S)
         while left:
             sent, unsent = await self._offer(left, keys_repeat=keys_repeat)
             left = unsent + await self._unacknowledged(sent)
             if left:
                 self.counts["log_retries"] += 1
-                await retry.pause()
+                await pause.wait()
 
     async def _offer(
         self, records: Sequence[KeyedRecord], *, keys_repeat: bool = False
@@ -223,27 +240,28 @@ class KafkaRedisOutcomes:
         await pipeline.execute()
 
     def _encoded(self, ended: Ended) -> _Encoded:
-        """The result's bytes; one that no topic takes becomes a failure, which is neither cached whole nor billed."""
+        """An end's records. One that no record holds becomes a failure, before anything of it is on the log.
+
+        So does one whose usage none holds: what cannot be billed is no success.
+        """
+        failures: list[Failure] = []
+        with self._blame.judging("recording its result", failures.append):
+            return self._as_records(ended)
+        if ended.logged is not None:  # it stands as it is, and `verify` names it too
+            self.counts["usage_lost"] += 1
+            return _Encoded(ended=ended, result=ended.logged, usage=None)
+        return self._as_records(as_failed(ended, code=failures[0].code, message=failures[0].message))
+
+    def _as_records(self, ended: Ended) -> _Encoded:
         if ended.logged is not None:
-            return _Encoded(ended=ended, result=ended.logged)
+            return _Encoded(ended=ended, result=ended.logged, usage=self._usage_of(ended))
         result = encode(ended.finished)
         if len(result) > self._largest_bytes:  # else S3 would have its outputs
             words = f"the result takes {len(result)} bytes, more than the log takes"
             words += ", and S3 for large ones is away or too busy"
             ended = as_failed(ended, code="unavailable", message=words)
             result = encode(ended.finished)
-        return _Encoded(ended=ended, result=result)
-
-
-class _Retry:
-    """Pauses that grow."""
-
-    def __init__(self) -> None:
-        self._wait_s = _FIRST_RETRY_S
-
-    async def pause(self) -> None:
-        await asyncio.sleep(self._wait_s)
-        self._wait_s = min(2 * self._wait_s, _LONGEST_RETRY_S)
+        return _Encoded(ended=ended, result=result, usage=self._usage_of(ended))
 
 
 def usage(finished: InferenceFinished) -> UsageRecorded:

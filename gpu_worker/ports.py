@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gpu_worker.endings import Ended, Ran
-from schemas.records import InferenceRequested
+from schemas.records import InferenceFinished, InferenceRequested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +30,23 @@ class Delivery:
     ended: Ended | None = None
     logged: InferenceRequested | None = None
 
+    @property
+    def deadline_s(self) -> float:
+        """When the request must no longer be started, in Unix seconds."""
+        return self.request.deadline_at.timestamp()
+
     def as_logged(self) -> Delivery:
         """The same without what was fetched for it."""
         return self if self.logged is None else replace(self, request=self.logged, logged=None)
+
+    def ended_by(self, finished: InferenceFinished) -> Ended:
+        """Its new end, for the outcomes."""
+        return Ended(
+            finished=finished,
+            reply_to=self.request.reply_to,
+            deadline_at=self.request.deadline_at,
+            traceparent=self.request.traceparent,
+        )
 
 
 class Inbox(Protocol):
@@ -71,7 +85,10 @@ class Runner(Protocol):
         """Make a version ready. Raises ModelError when it never will be, MachineError when it may be later."""
 
     async def run(self, version: str, requests: Sequence[InferenceRequested]) -> Ran:
-        """Run requests of a ready version together. Raises MachineError when nothing will ever run here again."""
+        """Run requests of a ready version together. Raises MachineError when nothing will ever run here again.
+
+        After any other error the same requests may be run again, each alone.
+        """
 
 
 class Outcomes(Protocol):

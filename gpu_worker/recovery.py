@@ -78,7 +78,7 @@ class FirstResults:
             self._unlearnt[key].append(value or b"")
             return
         try:
-            self.found[key] = Recorded(finished=decode(value, InferenceFinished), framed=value or b"")
+            self.found[key] = _recorded(key, value or b"")
         except UnknownSchema:
             self._unlearnt[key] = [value or b""]
         except DecodeError as error:
@@ -90,10 +90,18 @@ class FirstResults:
         for key, values in unlearnt.items():
             for value in values:
                 try:
-                    self.found[key] = Recorded(finished=decode(value, InferenceFinished), framed=value)
+                    self.found[key] = _recorded(key, value)
                     break
                 except DecodeError as error:
                     _say(key, error)
+
+
+def _recorded(key: bytes, framed: bytes) -> Recorded:
+    """Raises DecodeError, also for another request's result under this key: it would be taken for this one's."""
+    finished = decode(framed, InferenceFinished)
+    if finished.request_id.bytes != key:
+        raise DecodeError(f"InferenceFinished.request_id: expected the record's key, found {finished.request_id}")
+    return Recorded(finished=finished, framed=framed)
 
 
 def _say(key: bytes, error: DecodeError) -> None:

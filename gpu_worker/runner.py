@@ -22,9 +22,10 @@ from torch.export.passes import move_to_device_pass
 
 from gpu_worker import architectures, text
 from gpu_worker.archives import Reader, require_plain
+from gpu_worker.blame import first_line
 from gpu_worker.endings import Answer, Failure, Ran
 from gpu_worker.errors import ItemError, MachineError, ModelError
-from gpu_worker.signatures import check_inputs, fits
+from gpu_worker.signatures import check_inputs, check_task, fits
 from schemas.manifest import Manifest, TensorSpec
 from schemas.records import InferenceRequested, Task
 from schemas.tensors import BYTES, Tensor, bytes_tensor
@@ -170,6 +171,7 @@ class LoadedModel:
         outcomes: list[Answer | Failure | None] = [None] * len(requests)
         for i, request in enumerate(requests):
             try:
+                check_task(self.manifest.task, request.task)  # by the request's it is billed
                 check_inputs(self.manifest.inputs, request.inputs)
                 fitting.append(i)
             except ItemError as error:
@@ -185,10 +187,19 @@ class LoadedModel:
             return _failure(error)
 
     def _answers(self, inputs: Inputs) -> list[Answer]:
-        with torch.inference_mode():
-            if self._tokeniser is None:
-                return self._run_tensors(inputs)
-            return self._run_texts(inputs, self._tokeniser)
+        try:
+            with torch.inference_mode():
+                if self._tokeniser is None:
+                    return self._run_tensors(inputs)
+                return self._run_texts(inputs, self._tokeniser)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            # The process's context is lost, nothing will run here again. It shows wherever the device is waited for,
+            # so also when inputs or outputs are copied.
+            if "CUDA error" in str(error):
+                raise MachineError(f"device {self._device}: {_short(error)}") from error
+            raise
 
     def _run_tensors(self, inputs: Inputs) -> list[Answer]:
         counts = [tensors[0].item_count for tensors in inputs]
@@ -217,14 +228,7 @@ class LoadedModel:
 
     def _forward(self, inputs: list[torch.Tensor]) -> list[Any]:
         """One run. Returns numpy arrays, one per output of the signature, each with one row per item."""
-        try:
-            found = self._call(*inputs)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            if "CUDA error" in str(error):  # the process's context is lost, nothing will run here again
-                raise MachineError(f"device {self._device}: {_short(error)}") from error
-            raise
+        found = self._call(*inputs)
         outputs = [found] if isinstance(found, torch.Tensor) else list(found)
         if len(outputs) != len(self.manifest.outputs):
             raise ModelError(f"expected {len(self.manifest.outputs)} outputs, the model gave {len(outputs)}")
@@ -252,7 +256,7 @@ class LoadedModel:
                 )
                 for name, datatype, item_shape, data, row_bytes in columns
             )
-            answers.append(Answer(outputs=outputs, tokens=used))
+            answers.append(Answer(outputs=outputs, items=count, tokens=used))
             at += count
         return answers
 
@@ -292,5 +296,4 @@ def _failure(error: Exception) -> Failure:
 
 
 def _short(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}"
+    return f"{type(error).__name__}: {first_line(error)}"

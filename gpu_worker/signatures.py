@@ -9,7 +9,14 @@ from collections.abc import Sequence
 
 from gpu_worker.errors import ItemError
 from schemas.manifest import TensorSpec
+from schemas.records import Task
 from schemas.tensors import Tensor
+
+
+def check_task(expected: Task, found: Task) -> None:
+    """Raise ItemError when a request asks for another task than the version's."""
+    if found is not expected:
+        raise ItemError(f"task: expected {expected.value}, which is the version's, found {found.value}")
 
 
 def check_inputs(specs: Sequence[TensorSpec], inputs: Sequence[Tensor]) -> None:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from gpu_worker.errors import MachineError, ModelError
-from infra.s3 import DigestMismatch, ObjectMissing, StoreUnavailable
+from infra.s3 import DigestMismatch, KeyRefused, ObjectMissing, StoreUnavailable
 from schemas.manifest import MANIFEST_FILE, ArtifactFile, Manifest, ManifestError, artifact_prefix
 
 log = logging.getLogger(__name__)
@@ -80,6 +80,8 @@ class Weights:
 
     def _obtain(self, version: str) -> tuple[IO[str], Manifest]:
         """The manifest, and the open lock file that keeps the folder from being removed."""
+        if not _VERSION.fullmatch(version):  # it becomes a path, and must not lead elsewhere
+            raise ModelError(f"version: expected 64 hex digits in lower case, found {version[:100]!r}")
         try:
             lock = _lock(self._root / f".lock-{version}", fcntl.LOCK_SH)  # waits for a removal at most
             try:
@@ -92,7 +94,7 @@ class Weights:
             except BaseException:
                 lock.close()
                 raise
-        except (ManifestError, DigestMismatch, ObjectMissing) as error:
+        except (ManifestError, DigestMismatch, ObjectMissing, KeyRefused) as error:
             raise ModelError(f"version {version[:12]}: {error}") from error
         except (StoreUnavailable, OSError) as error:
             raise MachineError(f"version {version[:12]}: {error}") from error

@@ -16,25 +16,29 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
 from gpu_worker.batching import Batch, Batcher, Limits, waiting
-from gpu_worker.endings import Ended, Failure, Run
-from gpu_worker.errors import ItemError, MachineError, ModelError
+from gpu_worker.blame import Blame
+from gpu_worker.endings import Answer, Ended, Failure, Run, no_run
+from gpu_worker.errors import MachineError
+from gpu_worker.loads import Loads
 from gpu_worker.ports import Claims, Delivery, Inbox, Outcomes, Runner
+from gpu_worker.soundness import require_sound
+from gpu_worker.suspects import Suspects
 from schemas.ids import new_request_id
-from schemas.records import InferenceFinished, Outcome
+from schemas.records import InferenceFinished, InferenceRequested, Outcome
 
 log = logging.getLogger(__name__)
 
-#: A version that failed to load is not tried again for this long; its requests fail at once meanwhile.
-BROKEN_FOR_S = 10.0
-_FIRST_RETRY_S = 0.1
-_LONGEST_RETRY_S = 2.0
+#: How long the last result of a worker that lost its device may take to be recorded.
+_LAST_WORDS_S = 5.0
+_LATE = Failure(code="deadline_exceeded", message="the deadline passed before the request could be run")
 
 
 class Worker:
-    """One worker of one pool. `clock` gives Unix seconds."""
+    """One worker of one pool. `clock` gives Unix seconds; `blame` decides whose an error is, for the outcomes too."""
 
     def __init__(
         self,
@@ -46,6 +50,8 @@ class Worker:
         outcomes: Outcomes,
         limits: Limits,
         clock: Callable[[], float],
+        blame: Blame,
+        suspects: Suspects,
     ) -> None:
         self._name = name
         self._inbox = inbox
@@ -53,22 +59,35 @@ class Worker:
         self._runner = runner
         self._outcomes = outcomes
         self._clock = clock
+        self._blame = blame
+        self._suspects = suspects
         self._batcher: Batcher[Delivery] = Batcher(limits)
         self._wake = asyncio.Event()
         self._running = False
         self._stopping = False
-        self._loads: dict[str, asyncio.Task[None]] = {}
-        self._broken: dict[str, tuple[ModelError, float]] = {}
+        self._loads = Loads(
+            runner,
+            blame,
+            spawn=self._spawn,
+            is_wanted=lambda version: version in self._batcher.versions(),
+            ended=self._wake.set,
+            clock=clock,
+        )
         self._fetches: set[asyncio.Task[None]] = set()
         self._recordings: set[asyncio.Task[None]] = set()
         self._crash: asyncio.Future[None] | None = None
-        self.counts: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
         self.turned_at_s = clock()
+
+    @property
+    def counts(self) -> Counter[str]:
+        """What was done, by name."""
+        return self._counts + self._loads.counts + self._blame.counts
 
     async def run(self, stop: asyncio.Event, *, drain_s: float = 5.0) -> None:
         """Work until `stop` is set, then end what runs and is being recorded, for at most `drain_s`.
 
-        Raises what a port raised unexpectedly: nothing was committed for it, so the next worker does it again.
+        Raises what is the process's (gpu_worker.blame): nothing was committed for it, so the next worker does it again.
         """
         self._crash = asyncio.get_running_loop().create_future()
         intake = asyncio.create_task(self._take_in(), name="intake")
@@ -84,7 +103,7 @@ class Worker:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._drain(dispatch), drain_s)
         finally:
-            tasks = [intake, dispatch, stopper, *self._loads.values(), *self._fetches, *self._recordings]
+            tasks = [intake, dispatch, stopper, *self._loads.tasks(), *self._fetches, *self._recordings]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -99,34 +118,40 @@ class Worker:
     async def _take_in(self) -> None:
         while True:
             arrived = await self._inbox.take()
+            self._counts["taken"] += len(arrived)
             self._repeat([d for d in arrived if d.ended is not None])
-            for delivery in arrived:
-                if delivery.ended is not None:
-                    continue
-                if any(t.blob for t in delivery.request.inputs):
-                    self._fetches.add(task := self._spawn(self._fetch(delivery)))
-                    task.add_done_callback(self._fetches.discard)
-                else:
-                    self._line_up(delivery)
-            self.counts["taken"] += len(arrived)
+            new, now_s = [d for d in arrived if d.ended is None], self._clock()
+            self._end_unrun([d for d in new if d.deadline_s <= now_s], _LATE, Outcome.EXPIRED)
+            for delivery in new:
+                if delivery.deadline_s > now_s:
+                    self._admit(delivery, now_s)
 
-    def _line_up(self, delivery: Delivery) -> None:
-        one = waiting(delivery, delivery.request, arrived_s=self._clock())
-        self._batcher.add(one, idle=not self._running)
-        self._wake.set()
+    def _admit(self, delivery: Delivery, now_s: float) -> None:
+        with self._blame.judging("checking it", partial(self._end_unrun, [delivery])):
+            require_sound(delivery.request, now_s)
+            if any(t.blob for t in delivery.request.inputs):
+                self._fetches.add(task := self._spawn(self._fetch(delivery)))
+                task.add_done_callback(self._fetches.discard)
+            else:
+                self._line_up(delivery)
 
     async def _fetch(self, delivery: Delivery) -> None:
         """Get the inputs that a request refers to, for as long as its deadline allows, and let it wait in line."""
-        left_s = delivery.request.deadline_at.timestamp() - self._clock()
         try:
-            whole = await self._claims.redeem(delivery.request, within_s=left_s)
-        except ItemError as error:
-            self._end_unrun([delivery], Failure(code=error.code, message=str(error)), Outcome.FAILED)
+            with self._blame.judging("fetching its inputs", partial(self._end_unrun, [delivery])):
+                whole = await self._claims.redeem(delivery.request, within_s=delivery.deadline_s - self._clock())
+                self._line_up(replace(delivery, request=whole, logged=delivery.request))
         except MachineError as error:
             words = f"the deadline passed before the request's inputs were fetched: {error}"
             self._end_unrun([delivery], Failure(code="deadline_exceeded", message=words), Outcome.EXPIRED)
-        else:
-            self._line_up(replace(delivery, request=whole, logged=delivery.request))
+
+    def _line_up(self, delivery: Delivery) -> None:
+        with self._blame.judging("putting it in line", partial(self._end_unrun, [delivery])):
+            one = waiting(delivery, delivery.request, arrived_s=self._clock())
+            if delivery.request.request_id in self._suspects:
+                one = replace(one, lane=delivery.request.request_id)
+            self._batcher.add(one, idle=not self._running)
+            self._wake.set()
 
     def _let_go(self, deliveries: Sequence[Delivery]) -> None:
         """What was fetched for them is needed no more, and others may wait for its room."""
@@ -138,13 +163,15 @@ class Worker:
         while not self._stopping:
             self._wake.clear()
             now_s = self.turned_at_s = self._clock()
-            self._end_expired(now_s)
-            self._load_what_is_missing(now_s)
+            self._end_unrun(self._batcher.expired(now_s), _LATE, Outcome.EXPIRED)
+            for version in self._batcher.versions():
+                if (failure := self._loads.want(version, now_s)) is not None:
+                    self._end_unrun(self._batcher.drop(version), failure)
             batch = self._batcher.take(now_s, ready=self._runner.ready)
             if batch is None:
                 await self._pause(self._batcher.next_at_s(ready=self._runner.ready), now_s)
             else:
-                await self._run(batch, now_s)
+                await self._run(batch)
 
     async def _pause(self, until_s: float | None, now_s: float) -> None:
         """Until something arrives, a version is loaded or `until_s`; at most a second, so that progress shows."""
@@ -152,106 +179,88 @@ class Worker:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._wake.wait(), max(0.0, wait_s))
 
-    async def _run(self, batch: Batch[Delivery], now_s: float) -> None:
+    async def _run(self, batch: Batch[Delivery]) -> None:
         mine = self._inbox.claim(batch.members)
-        if not mine:
-            self._let_go(batch.members)
-            return
-        self.counts[f"batches_{batch.closed.value}"] += 1
-        self._running = True
-        try:
-            ran = await self._runner.run(batch.version, [d.request for d in mine])
-        finally:
-            self._running = False
-        if len(ran.results) != len(mine):
-            raise RuntimeError(f"{len(mine)} requests ran and {len(ran.results)} results came back")
-        items = sum(d.request.item_count for d in mine)
-        run = Run(
-            worker=self._name,
-            version=ran.version,
-            batch_id=new_request_id(),
-            items=items,
-            started_s=now_s,
-            run_us=ran.run_us,
-        )
-        self._let_go(batch.members)
-        now, mine = self._now(), [d.as_logged() for d in mine]
-        self._record(mine, [run.end(d.request, r, now) for d, r in zip(mine, ran.results, strict=True)])
-
-    def _end_expired(self, now_s: float) -> None:
-        expired = Failure(code="deadline_exceeded", message="the deadline passed before the request could be run")
-        self._end_unrun(self._batcher.expired(now_s), expired, Outcome.EXPIRED)
-
-    def _end_unrun(self, deliveries: Sequence[Delivery], failure: Failure, outcome: Outcome) -> None:
-        self._let_go(deliveries)
-        mine = [d.as_logged() for d in self._inbox.claim(deliveries)]
         if mine:
-            run = Run(
-                worker=self._name,
-                version=None,
-                batch_id=new_request_id(),
-                items=0,
-                started_s=self._clock(),
-                run_us=0,
-            )
-            self._record(mine, [run.end(d.request, failure, self._now(), outcome) for d in mine])
+            self._counts[f"batches_{batch.closed.value}"] += 1
+            self._running = True
+            try:
+                await self._run_claimed(batch.version, mine)
+            finally:
+                self._running = False
+        self._let_go(batch.members)
 
-    def _load_what_is_missing(self, now_s: float) -> None:
-        for version in self._batcher.versions():
-            if self._runner.ready(version) or version in self._loads:
-                continue
-            error, until_s = self._broken.get(version, (None, 0.0))
-            if error is not None and now_s < until_s:
-                self._end_unrun(
-                    self._batcher.drop(version), Failure(code=error.code, message=str(error)), Outcome.FAILED
-                )
-                continue
-            self._broken.pop(version, None)
-            self._loads[version] = self._spawn(self._load(version))
-
-    async def _load(self, version: str) -> None:
-        """Prepare a version for as long as something waits for it; the store may be away for a while."""
-        retry_s = _FIRST_RETRY_S
+    async def _run_claimed(self, version: str, mine: Sequence[Delivery]) -> None:
+        """Run these together and record their ends. If that fails each runs alone: nothing of it was recorded yet."""
+        started_s, failures = self._clock(), list[Failure]()
         try:
-            while version in self._batcher.versions():
-                try:
-                    await self._runner.prepare(version)
-                except MachineError as error:
-                    log.warning("version not loaded yet", extra={"fields": {"version": version, "reason": error}})
-                    await asyncio.sleep(retry_s)
-                    retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
-                except ModelError as error:
-                    log.error("version refused", extra={"fields": {"version": version, "reason": error}})
-                    self._broken[version] = (error, self._clock() + BROKEN_FOR_S)
-                    self.counts["versions_refused"] += 1
-                    return
-                else:
-                    return
-        finally:
-            del self._loads[version]
-            self._wake.set()
+            with self._blame.judging("running it", failures.append, requests=len(mine)):
+                ran = await self._runner.run(version, [d.request for d in mine])
+                if len(ran.results) != len(mine):
+                    raise RuntimeError(f"{len(mine)} requests ran and {len(ran.results)} results came back")
+        except MachineError as error:
+            await self._lose_device(mine, error)
+            raise
+        if not failures:
+            items = sum(d.request.item_count for d in mine)
+            run = no_run(self._name, started_s, new_request_id())
+            run = replace(run, version=ran.version, items=items, run_us=ran.run_us)
+            if any(isinstance(result, Answer) for result in ran.results):
+                self._blame.served()
+            self._end(run, mine, ran.results)
+        elif len(mine) == 1:
+            self._end(no_run(self._name, started_s, new_request_id()), mine, failures)
+        else:
+            self._counts["batches_taken_apart"] += 1
+            for one in mine:
+                await self._run_claimed(version, [one])
 
-    def _record(self, deliveries: Sequence[Delivery], ended: Sequence[InferenceFinished]) -> None:
-        for finished in ended:
-            self.counts[finished.outcome.value.lower()] += 1
-        self._commit_recorded(
-            deliveries,
-            [
-                Ended(
-                    finished=f,
-                    reply_to=d.request.reply_to,
-                    deadline_at=d.request.deadline_at,
-                    traceparent=d.request.traceparent,
-                )
-                for d, f in zip(deliveries, ended, strict=True)
-            ],
+    async def _lose_device(self, mine: Sequence[Delivery], error: MachineError) -> None:
+        """Nothing will run here again. Whoever does next what these were at must not lose its device over and over."""
+        ids = [d.request.request_id for d in mine]
+        if len(ids) > 1 or ids[0] not in self._suspects:
+            self._suspects.add(ids)
+            return
+        words = f"the device was lost again while this request ran alone on it: {error}"
+        self._end(
+            no_run(self._name, self._clock(), new_request_id()), mine, [Failure(code="run_failed", message=words)]
         )
+        await asyncio.wait(self._recordings, timeout=_LAST_WORDS_S)
+
+    def _end_unrun(self, deliveries: Sequence[Delivery], failure: Failure, outcome: Outcome = Outcome.FAILED) -> None:
+        self._let_go(deliveries)
+        if mine := self._inbox.claim(deliveries):
+            self._end(no_run(self._name, self._clock(), new_request_id()), mine, [failure] * len(mine), outcome)
+
+    def _end(
+        self,
+        run: Run,
+        claimed: Sequence[Delivery],
+        results: Sequence[Answer | Failure],
+        failed: Outcome = Outcome.FAILED,
+    ) -> None:
+        """Record what became of requests that were claimed; `failed` is the outcome of those that failed."""
+        now = datetime.fromtimestamp(self._clock(), timezone.utc)
+        mine = [d.as_logged() for d in claimed]
+        ended = [self._told(run, d.request, r, now, failed) for d, r in zip(mine, results, strict=True)]
+        for finished in ended:
+            self._counts[finished.outcome.value.lower()] += 1
+            self._suspects.clear(finished.request_id)
+        self._commit_recorded(mine, [d.ended_by(finished) for d, finished in zip(mine, ended, strict=True)])
+
+    def _told(
+        self, run: Run, request: InferenceRequested, result: Answer | Failure, now: datetime, failed: Outcome
+    ) -> InferenceFinished:
+        failures: list[Failure] = []
+        with self._blame.judging("telling its result", failures.append):
+            return run.end(request, result, now, failed)
+        return run.end(request, failures[0], now)
 
     def _repeat(self, deliveries: Sequence[Delivery]) -> None:
         """Finish what an earlier owner began: its results are on the log, what follows from them may not be."""
         mine = self._inbox.claim(deliveries)
         if mine:
-            self.counts["recovered"] += len(mine)
+            self._counts["recovered"] += len(mine)
             self._commit_recorded(mine, [d.ended for d in mine if d.ended is not None])
 
     def _commit_recorded(self, deliveries: Sequence[Delivery], ended: Sequence[Ended]) -> None:
@@ -274,6 +283,3 @@ class Worker:
     def _watch(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() and self._crash is not None and not self._crash.done():
             self._crash.set_exception(task.exception() or RuntimeError("unreachable"))
-
-    def _now(self) -> datetime:
-        return datetime.fromtimestamp(self._clock(), timezone.utc)

@@ -6,12 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from infra.local.stack import Stack
-from schemas.records import Outcome
 from tests.conditions import eventually
 from tests.integration.api_desk import calling, customer, start_gateway
 from tests.integration.blob_desk import Bucket, blob_keys, document, logged_requests, register_wide
 from tests.integration.test_claim_check import id_of, outputs_of
-from tests.integration.worker_desk import admitted, constant_bundle, open_desk, start_worker, store_bundle, value_of
+from tests.integration.worker_desk import (
+    constant_bundle,
+    open_desk,
+    start_worker,
+    store_bundle,
+    value_of,
+    wait_for_s3_alone,
+)
 from tests.processes import Process
 
 Spawn = Callable[..., Process]
@@ -68,22 +74,9 @@ async def test_requests_whose_inputs_are_in_s3_wait_for_it_until_their_deadline_
     bucket = Bucket(env)
     async with open_desk(env) as desk:
         start_worker(spawn, env)
-        warm = admitted(version)
-        await desk.submit([warm])
-        await desk.results_of([warm])
-        hopeless, hopeful = bucket.referring(version, within_s=4), bucket.referring(version, within_s=120)
-        stack.stop_part("s3", kill=True)
-        try:
-            await desk.submit([hopeless, hopeful], partition=1)
-            others = [admitted(version) for _ in range(50)]
-            await desk.submit(others, partition=1)
-            assert all(value_of(r) == 1.0 for r in await desk.results_of(others))
-            (expired,) = await desk.results_of([hopeless])
-            assert expired.outcome is Outcome.EXPIRED
-            assert hopeful.request_id not in (await desk.read()).results
-        finally:
-            stack.start_part("s3")
-        (served,) = await desk.results_of([hopeful], timeout_s=60)
+        served, succeeded = await wait_for_s3_alone(
+            desk, stack, version, lambda within_s: bucket.referring(version, within_s=within_s)
+        )
         assert value_of(served) == 1.0
-        await desk.everything_committed(53)
-        assert (await desk.read()).usage.keys() == {r.request_id for r in (warm, hopeful, *others)}
+        await desk.everything_committed(len(succeeded) + 1)
+        assert (await desk.read()).usage.keys() == {r.request_id for r in succeeded}

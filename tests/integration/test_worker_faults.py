@@ -14,10 +14,10 @@ from infra.settings import worker_settings
 from schemas.codec import decode
 from schemas.keys import RedisKeys
 from schemas.manifest import artifact_prefix
-from schemas.records import InferenceFinished, InferenceRequested, Outcome
+from schemas.records import InferenceFinished, InferenceRequested, Outcome, Task
 from schemas.tensors import Tensor
 from tests.conditions import eventually
-from tests.factories import floats
+from tests.factories import encode_unchecked, floats
 from tests.integration.worker_desk import (
     Desk,
     admitted,
@@ -27,6 +27,7 @@ from tests.integration.worker_desk import (
     start_worker,
     store_bundle,
     value_of,
+    wait_for_s3_alone,
 )
 from tests.processes import Process
 
@@ -84,19 +85,35 @@ async def test_without_the_digest_check_the_tampered_weights_answer(
 async def test_a_bad_request_in_a_batch_fails_alone(env: dict[str, str], spawn: Spawn, version: str) -> None:
     narrow = admitted(version, inputs=(floats("pixels", 1.0, 2.0),))
     renamed = admitted(version, inputs=(floats("pixel", *([0.5] * 64)),))
+    # What only a forger writes; each of these ended the worker at each start, or was billed as it stood.
+    forged = [
+        admitted(version, task=Task.EMBEDDINGS),
+        admitted(version, item_count=2**31 - 1),
+        admitted(version, item_count=2),
+        admitted(version, customer_id="a\0b"),
+        admitted(version, within_s=10**6),
+    ]
+    unreadable = [admitted(version, customer_id="c" * 5_000_000), admitted("a\0b"), admitted("../../../../tmp/x")]
     good = [admitted(version) for _ in range(20)]
     not_a_number = admitted(version, inputs=(floats("pixels", *([float("nan")] * 64)),))
     async with open_desk(env) as desk:
-        await desk.submit([*good[:10], narrow, renamed, *good[10:], not_a_number])
-        start_worker(spawn, env)
+        await desk.submit([*good[:10], narrow, renamed, *forged[:3], *good[10:], *forged[3:], not_a_number])
+        for record in unreadable:
+            value = encode_unchecked(record)
+            await desk.producer.send(desk.topic, value, key=record.request_id.bytes, partition=1, timeout_s=10)
+        worker = start_worker(spawn, env)
         results = await desk.results_of([narrow, renamed])
         assert [r.error_code for r in results] == ["invalid_input"] * 2
         assert results[0].error_message == "input 'pixels': expected shape [-1, 64], found [1, 2]"
         assert all(value_of(r) == 1.0 for r in await desk.results_of(good))
         (odd,) = await desk.results_of([not_a_number])
         assert odd.outcome is Outcome.SUCCEEDED, "NaN is data"
-        await desk.read()
-        assert not desk.seen.usage.get(narrow.request_id)
+        assert {r.error_code for r in await desk.results_of(forged)} == {"invalid_input"}
+        await desk.everything_committed(len(good) + len(forged) + len(unreadable) + 3)
+        seen = await desk.read()
+        assert seen.usage.keys() == {r.request_id for r in [*good, not_a_number]}
+        assert len(seen.dead_letters) == len(unreadable)
+        assert worker.returncode is None
 
 
 async def test_an_expired_request_is_answered_and_not_run(env: dict[str, str], spawn: Spawn, version: str) -> None:
@@ -153,22 +170,7 @@ async def test_a_version_waits_for_s3_while_another_serves(
     new = store_bundle(env, constant_bundle(tmp_path / "new", 2.0))
     async with open_desk(env) as desk:
         start_worker(spawn, env)
-        warm = admitted(version)
-        await desk.submit([warm])
-        await desk.results_of([warm])
-        stack.stop_part("s3", kill=True)
-        try:
-            hopeless, hopeful = admitted(new, within_s=2), admitted(new, within_s=120)
-            await desk.submit([hopeless, hopeful], partition=1)
-            others = [admitted(version) for _ in range(50)]
-            await desk.submit(others, partition=1)
-            assert all(value_of(r) == 1.0 for r in await desk.results_of(others))
-            (expired,) = await desk.results_of([hopeless])
-            assert expired.outcome is Outcome.EXPIRED
-            assert hopeful.request_id not in (await desk.read()).results
-        finally:
-            stack.start_part("s3")
-        (served,) = await desk.results_of([hopeful], timeout_s=60)
+        served, _ = await wait_for_s3_alone(desk, stack, version, lambda within_s: admitted(new, within_s=within_s))
         assert value_of(served) == 2.0
 
 

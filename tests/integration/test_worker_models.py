@@ -22,7 +22,7 @@ from docs.demo import digits, minilm
 from gpu_worker import runner, text
 from gpu_worker.bundle import BundleError, read_bundle
 from gpu_worker.endings import Answer, Failure
-from gpu_worker.errors import ModelError
+from gpu_worker.errors import MachineError, ModelError
 from gpu_worker.publish import require_runnable
 from gpu_worker.runner import LoadedModel
 from schemas.manifest import Manifest, TensorSpec
@@ -116,6 +116,37 @@ def test_inputs_that_do_not_fit_are_told_by_name(inputs: tuple[Tensor, ...], mes
     assert bad.code == "invalid_input"
     assert re.search(message, bad.message)
     assert values(good) == (2, 4)
+
+
+def test_a_request_of_another_task_fails_alone_and_the_rest_is_counted_by_its_rows() -> None:
+    other = replace(rows((1, 2)), task=Task.EMBEDDINGS)
+    bad, good = loaded(Doubling()).run([other, replace(rows((1, 2), (3, 4)), item_count=99)]).results
+    assert bad == Failure(
+        code="invalid_input", message="task: expected TENSORS, which is the version's, found EMBEDDINGS"
+    )
+    assert isinstance(good, Answer)
+    assert good.items == 2
+
+
+@pytest.mark.parametrize("where", ["in the model", "when its outputs are copied"])
+def test_a_lost_device_is_no_requests_fault_wherever_it_shows(where: str) -> None:
+    lost = RuntimeError("CUDA error: device-side assert triggered")
+
+    class Output:
+        """Kernels run on after the call; what became of them shows at the next copy."""
+
+        dtype, shape = torch.float32, torch.Size([1, 2])
+
+        def cpu(self) -> Any:
+            raise lost
+
+    def forward(x: torch.Tensor) -> Any:
+        if where == "in the model":
+            raise lost
+        return [Output()]
+
+    with pytest.raises(MachineError, match="device-side assert"):
+        loaded(forward).run([rows((1, 2))])
 
 
 def test_nan_and_infinity_are_data() -> None:

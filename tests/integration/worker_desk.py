@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
@@ -21,12 +21,13 @@ from gpu_worker.bundle import read_bundle
 from gpu_worker.publish import store_files
 from infra.kafka import AIOKafkaConsumer, Producer, TopicPartition, open_consumer, open_producer
 from infra.kafka_admin import open_admin
+from infra.local.stack import Stack
 from infra.s3 import Store
 from infra.settings import KafkaSettings, WorkerSettings, worker_settings
 from schemas.codec import decode
 from schemas.codec import encode as encode_record
 from schemas.keys import worker_group
-from schemas.records import DeadLetter, InferenceFinished, InferenceRequested, UsageRecorded
+from schemas.records import DeadLetter, InferenceFinished, InferenceRequested, Outcome, UsageRecorded
 from schemas.topics import DEAD_LETTERS, RESULTS, USAGE, partition_for, requests_topic
 from streams.replay.conservation import RequestBook
 from tests.conditions import eventually
@@ -211,6 +212,33 @@ class Desk:
             self._book.add_usage(usage)
         else:
             self.seen.dead_letters.append(decode(value, DeadLetter))
+
+
+async def wait_for_s3_alone(
+    desk: Desk, stack: Stack, version: str, needing: Callable[[float], InferenceRequested]
+) -> tuple[InferenceFinished, list[InferenceRequested]]:
+    """While S3 is away what needs it waits, until its deadline, and 50 of a loaded version behind it are served.
+
+    `needing` makes a request that cannot be served without S3, of so many seconds. Returns the result of the one that
+    lived to see S3 again, and all the requests that succeeded.
+    """
+    warm = admitted(version)
+    await desk.submit([warm])
+    await desk.results_of([warm])
+    hopeless, hopeful = needing(4), needing(120)
+    stack.stop_part("s3", kill=True)
+    try:
+        await desk.submit([hopeless, hopeful], partition=1)
+        others = [admitted(version) for _ in range(50)]
+        await desk.submit(others, partition=1)
+        assert all(value_of(r) == 1.0 for r in await desk.results_of(others))
+        (expired,) = await desk.results_of([hopeless])
+        assert expired.outcome is Outcome.EXPIRED
+        assert hopeful.request_id not in (await desk.read()).results
+    finally:
+        stack.start_part("s3")
+    (served,) = await desk.results_of([hopeful], timeout_s=60)
+    return served, [warm, hopeful, *others]
 
 
 @asynccontextmanager

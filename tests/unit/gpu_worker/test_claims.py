@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 
@@ -16,18 +15,9 @@ from schemas.claims import LARGEST_BYTES, checked_in
 from schemas.records import InferenceFinished, InferenceRequested, Outcome
 from schemas.tensors import Blob, Tensor
 from schemas.topics import RESULTS
-from tests.blob_store import FakeBlobStore, claim_check
+from tests.blob_store import LARGE, FakeBlobStore, claim_check
 from tests.conditions import eventually
 from tests.factories import finished, requested
-
-LARGE = Tensor(name="large", datatype="UINT8", shape=(1, 2000), data=b"\x01" * 2000)
-
-
-@pytest.fixture
-def store() -> Iterator[FakeBlobStore]:
-    store = FakeBlobStore()
-    yield store
-    store.open.set()
 
 
 def referring(store: FakeBlobStore) -> InferenceRequested:

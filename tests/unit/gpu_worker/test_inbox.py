@@ -13,8 +13,9 @@ from gpu_worker.dead_letters import DeadLetters
 from gpu_worker.held import Bounds, Held
 from gpu_worker.inbox import Inbox
 from gpu_worker.recovery import Recorded
-from gpu_worker.unlearnt import Unlearnt, learn_nothing
+from gpu_worker.unlearnt import Unlearnt
 from infra.kafka import BusUnavailable, KafkaError, RecordTooLarge, TopicPartition
+from infra.schema_feed import learn_nothing
 from schemas.claims import checked_in
 from schemas.codec import decode, encode
 from schemas.evidence import VALUE_MAX_BYTES, dead_letter
@@ -428,3 +429,17 @@ async def test_inputs_that_lie_elsewhere_count_as_in_flight() -> None:
     station.inbox.done(taken)
     await station.inbox.take()
     assert station.consumer.paused == set()
+
+
+@pytest.mark.parametrize("name", ["customer_id", "model", "price_id", "reply_to", "traceparent"])
+async def test_a_request_whose_failure_could_not_even_be_told_is_set_aside(name: str) -> None:
+    station = await Station().assigned(0)
+    station.arrive(Record(offset=0, value=encode(requested(**{name: "x" * 3_000_000}))), record(1))
+    (good,) = station.inbox.claim(await station.inbox.take())
+    await eventually(lambda: station.inbox.set_aside == 1)
+    (letter,) = station.producer.letters
+    assert letter.reason == f"InferenceRequested.{name}: expected at most 1024 bytes, found 3000000 characters"
+    station.inbox.done([good])
+    await station.inbox.commit()
+    assert station.consumer.commits == [{0: 2}]
+    assert station.inbox._held[0].size_bytes == 0

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from gpu_worker import outcomes as module
+from gpu_worker.blame import MOST_IN_A_ROW, Blame, Unserviceable
 from gpu_worker.claims import LargeTensors
 from gpu_worker.endings import Ended
 from gpu_worker.outcomes import KafkaRedisOutcomes, usage
 from infra.kafka import BusUnavailable, KafkaError, KeyedRecord
 from infra.redis import RedisError
-from schemas.codec import decode
+from schemas.codec import decode, encode
 from schemas.records import InferenceFinished, Outcome, UsageRecorded
 from schemas.tensors import Tensor
 from tests.blob_store import FakeBlobStore, claim_check
@@ -99,7 +100,7 @@ def made(
     producer: Any, redis: Any, *, clock: Clock | None = None, store: FakeBlobStore | None = None
 ) -> KafkaRedisOutcomes:
     large = LargeTensors(claim_check(store, inline_bytes=256 * 1024))
-    return KafkaRedisOutcomes(producer, redis, large, namespace="ns", result_ttl_s=60, clock=clock or Clock())
+    return KafkaRedisOutcomes(producer, redis, large, Blame(), namespace="ns", result_ttl_s=60, clock=clock or Clock())
 
 
 def end(record: InferenceFinished | None = None, *, reply_to: str = "api-1", within_s: float = 10.0) -> Ended:
@@ -351,3 +352,74 @@ def test_usage_of_a_repeated_run_is_the_same_record() -> None:
     first = finished(request, worker="w1", run_us=1)
     again = finished(request, worker="w2", run_us=999, batch_items=7)
     assert usage(first) == usage(again)
+
+
+HUGE = "c" * 5_000_000
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        pytest.param(
+            {"quantities": {"items": 2**63}}, "EncodeError: InferenceFinished.quantities", id="no such number"
+        ),
+        pytest.param({"error_code": "\ud800", "outcome": Outcome.FAILED}, "EncodeError", id="no such text"),
+        pytest.param({"outputs": (replace(of_bytes(1), name="\ud800"),)}, "EncodeError", id="no such name"),
+        pytest.param({"customer_id": HUGE}, "ValueError: the usage takes 10000", id="usage too large for its topic"),
+    ],
+)
+async def test_what_no_record_holds_becomes_a_failure_before_anything_is_on_the_log(
+    odd: dict[str, Any], words: str
+) -> None:
+    producer = ScriptedProducer([])
+    outcomes = made(producer, ScriptedRedis([]))
+    outputs = {} if odd.get("outcome") is not Outcome.FAILED else {"outputs": (), "quantities": {}}
+    bad, good = end(finished(**(outputs | odd))), end()
+    await outcomes.record([bad, good])
+    told = [decode(r.value, InferenceFinished) for r in producer.sent if r.topic.endswith("results.v1")]
+    assert [r.outcome for r in told] == [Outcome.FAILED, Outcome.SUCCEEDED]
+    assert told[0].error_code == "internal"
+    assert words in (told[0].error_message or "")
+    billed = [decode(r.value, UsageRecorded) for r in producer.sent if r.topic.endswith("usage.v1")]
+    assert [u.request_id for u in billed] == [good.finished.request_id]
+
+
+async def test_a_result_on_the_log_that_nobody_can_bill_is_counted_and_holds_nobody_up() -> None:
+    producer = ScriptedProducer([])
+    outcomes = made(producer, ScriptedRedis([]))
+    await outcomes.record([replace(end(finished(customer_id=HUGE)), logged=b"its bytes"), end()])
+    assert [r.topic for r in producer.sent] == ["ns.inference.results.v1", "ns.inference.usage.v1"]
+    assert outcomes.counts["usage_lost"] == 1
+
+
+async def test_what_nobody_expected_of_large_outputs_fails_their_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unforeseen(*args: Any, **options: Any) -> Any:
+        raise RuntimeError("cannot schedule new futures")
+
+    monkeypatch.setattr(LargeTensors, "hand_in", unforeseen)
+    producer = ScriptedProducer([])
+    await made(producer, ScriptedRedis([])).record([end(finished(outputs=(of_bytes(9 * 1024 * 1024),))), end()])
+    told = [decode(r.value, InferenceFinished) for r in producer.sent if r.topic.endswith("results.v1")]
+    assert sorted(r.outcome.value for r in told) == ["FAILED", "SUCCEEDED"]
+
+
+async def test_when_no_result_at_all_can_be_recorded_the_process_is_at_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(record: Any) -> bytes:
+        if isinstance(record, UsageRecorded):
+            raise KeyError("a bug")
+        return encode(record)
+
+    monkeypatch.setattr(module, "encode", broken)
+    producer = ScriptedProducer([])
+    with pytest.raises(Unserviceable):
+        await made(producer, ScriptedRedis([])).record([end() for _ in range(MOST_IN_A_ROW)])
+    assert producer.sent == []
+
+
+async def test_of_two_ends_of_one_request_in_a_batch_the_first_counts() -> None:
+    producer, request = ScriptedProducer([]), requested()
+    await made(producer, ScriptedRedis([])).record(
+        [end(finished(request)), end(finished(request, customer_id="other"))]
+    )
+    assert [decode(r.value, InferenceFinished).customer_id for r in producer.sent[:1]] == ["cus_acme"]
+    assert [r.key for r in producer.sent] == [request.request_id.bytes, b"cus_acme"]

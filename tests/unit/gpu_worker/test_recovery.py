@@ -63,6 +63,7 @@ def test_the_first_result_of_each_request_is_found_and_nothing_else() -> None:
     results.offer(foreign.request_id.bytes, encode(finished(foreign)))
     results.offer(mine.request_id.bytes, b"not a record")
     results.offer(mine.request_id.bytes, None)
+    results.offer(mine.request_id.bytes, encode(finished(foreign)))  # another request's under this one's key
     results.offer(mine.request_id.bytes, first)
     results.offer(mine.request_id.bytes, second)
     assert set(results.found) == {mine.request_id.bytes}

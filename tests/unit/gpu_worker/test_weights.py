@@ -16,7 +16,7 @@ import pytest
 
 from gpu_worker.errors import MachineError, ModelError
 from gpu_worker.weights import Weights
-from infra.s3 import DigestMismatch, ObjectMissing, StoreUnavailable
+from infra.s3 import DigestMismatch, KeyRefused, ObjectMissing, StoreUnavailable
 from schemas.manifest import ArtifactFile, Manifest, TensorSpec, artifact_prefix
 from schemas.records import Task
 
@@ -286,3 +286,34 @@ async def test_a_use_given_up_half_way_holds_nothing(store: DictStore, weights: 
     go_on.set()
     with (root / f".lock-{version}").open("w") as lock:
         await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)  # the test's time limit, were it never let go
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+@pytest.mark.parametrize(
+    "version", ["", ".", "..", "a\0b", "../../x", "A" * 64, "a" * 64 + "\n", ".incoming-" + "a" * 54, "x" * 5000]
+)
+async def test_what_is_no_version_touches_neither_disk_nor_store(
+    weights: Weights, store: DictStore, root: Path, version: str
+) -> None:
+    inside = root / "keep"
+    inside.write_bytes(b"")
+    with pytest.raises(ModelError, match="version: expected 64 hex digits"):
+        async with weights.use(version):
+            pass
+    assert names(root) == ["keep"]
+    assert store.gets == 0
+
+
+async def test_a_key_that_the_store_refuses_is_the_versions_fault(weights: Weights, store: DictStore) -> None:
+    version = add_version(store)
+
+    def refuse(key: str, target: Path, *, sha256: str) -> None:
+        raise KeyRefused(key)
+
+    store.get_verified = refuse  # type: ignore[method-assign]
+    with pytest.raises(ModelError):
+        async with weights.use(version):
+            pass

@@ -7,14 +7,20 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
+from gpu_worker import endings
+from gpu_worker import worker as module
 from gpu_worker.batching import Limits
+from gpu_worker.blame import MOST_IN_A_ROW, Blame, Unserviceable
 from gpu_worker.endings import Answer, Ended, Failure, Ran
 from gpu_worker.errors import InputLost, MachineError, ModelError
 from gpu_worker.ports import Delivery
+from gpu_worker.suspects import Suspects
 from gpu_worker.worker import Worker
 from schemas.records import InferenceRequested, Outcome, Task
 from schemas.tensors import Blob
@@ -58,14 +64,19 @@ class ScriptedRunner:
         self.may_load = asyncio.Event()
         self.away = 0
         self.explode = False
+        self.fault: BaseException | None = None
+        self.gives: int | None = None
+        self.tokens: dict[str, int] = {}
+        self.loses: UUID | None = None
         self.runs_as: str | None = None
+        self.counted = 1
 
     def ready(self, version: str) -> bool:
         return version in self.loaded
 
     async def prepare(self, version: str) -> None:
         if version == BROKEN:
-            raise ModelError("the bytes are not the version's")
+            raise self.fault or ModelError("the bytes are not the version's")
         if self.away:
             self.away -= 1
             raise MachineError("S3 is away")
@@ -74,15 +85,19 @@ class ScriptedRunner:
 
     async def run(self, version: str, requests: Sequence[InferenceRequested]) -> Ran:
         await asyncio.sleep(0)
-        if self.explode:
+        if self.explode or any(r.request_id == self.loses for r in requests):
             raise MachineError("the device is lost")
         self.runs.append((version, len(requests)))
+        if any(r.model == "poison" for r in requests):
+            raise self.fault or RuntimeError("poison")
         results: list[Answer | Failure] = []
         for request in requests:
             bad = request.inputs[0].name == "bad"
-            answer = Answer(outputs=(floats("logits", 1.0),), tokens=7)
+            answer = Answer(
+                outputs=(floats("logits", 1.0),), items=self.counted, tokens=self.tokens.get(request.model, 7)
+            )
             results.append(Failure(code="invalid_input", message="bad") if bad else answer)
-        return Ran(version=self.runs_as or version, results=results, run_us=5)
+        return Ran(version=self.runs_as or version, results=results[: self.gives], run_us=5)
 
 
 class GatedClaims:
@@ -93,12 +108,15 @@ class GatedClaims:
         self.open.set()
         self.lost = False
         self.away = False
+        self.fault: Exception | None = None
         self.allowed_s: list[float] = []
         self.released: list[InferenceRequested] = []
 
     async def redeem(self, request: InferenceRequested, *, within_s: float) -> InferenceRequested:
         self.allowed_s.append(within_s)
         await self.open.wait()
+        if self.fault:
+            raise self.fault
         if self.lost:
             raise InputLost("tensor 'pixels' is gone")
         if self.away:
@@ -126,7 +144,7 @@ class GatedOutcomes:
 class Bench:
     """A worker at work, and its ports."""
 
-    def __init__(self) -> None:
+    def __init__(self, suspects: Suspects | None = None) -> None:
         self.inbox = RememberingInbox()
         self.runner = ScriptedRunner()
         self.claims = GatedClaims()
@@ -140,6 +158,8 @@ class Bench:
             outcomes=self.outcomes,
             limits=Limits(linger_s=0.0),
             clock=lambda: self.now,
+            blame=Blame(),
+            suspects=suspects or Suspects(),
         )
         self.stop = asyncio.Event()
 
@@ -156,6 +176,9 @@ class Bench:
         found = [e.finished.outcome for e in self.outcomes.ended if e.finished.request_id == request.request_id]
         assert len(found) < 2
         return found[0] if found else None
+
+    def ends(self) -> dict[UUID, Outcome]:
+        return {e.finished.request_id: e.finished.outcome for e in self.outcomes.ended}
 
     async def ended(self, count: int) -> None:
         await eventually(lambda: len(self.outcomes.ended) == count and len(self.inbox.finished) == count)
@@ -424,3 +447,148 @@ async def test_stopping_does_not_wait_for_inputs() -> None:
     bench.stop.set()
     await asyncio.wait_for(task, 5)
     assert bench.inbox.finished == []
+
+
+class Panic(BaseException):
+    """As native code's panics come to Python: no Exception."""
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("poison"), Panic("poison"), MemoryError(), RecursionError("deep")])
+async def test_a_batch_that_fails_is_run_again_one_by_one_and_each_is_billed_once(fault: BaseException) -> None:
+    async with at_work() as bench:
+        bench.runner.fault = fault
+        good = [bench.request() for _ in range(3)]
+        poison = bench.request(model="poison")
+        bench.inbox.put(good[0], poison, *good[1:])
+        await bench.ended(4)
+        assert bench.runner.runs == [(GOOD, 4)] + [(GOOD, 1)] * 4
+        assert [bench.outcome_of(r) for r in good] == [Outcome.SUCCEEDED] * 3
+        failed = next(e.finished for e in bench.outcomes.ended if e.finished.request_id == poison.request_id)
+        assert (failed.outcome, failed.error_code, failed.quantities) == (Outcome.FAILED, "internal", {})
+        assert type(fault).__name__ in (failed.error_message or "")
+        assert {e.finished.batch_items for e in bench.outcomes.ended if e.finished.outcome is Outcome.SUCCEEDED} == {1}
+        assert bench.worker.counts["batches_taken_apart"] == 1
+
+
+async def test_results_too_few_are_nobodys_result() -> None:
+    async with at_work() as bench:
+        bench.runner.gives = 1
+        requests = [bench.request() for _ in range(3)]
+        bench.inbox.put(*requests)
+        await bench.ended(3)
+        assert [bench.outcome_of(r) for r in requests] == [Outcome.SUCCEEDED] * 3, "alone each got its own"
+
+
+async def test_a_request_that_contradicts_itself_fails_before_it_is_run_or_fetched() -> None:
+    async with at_work() as bench:
+        forged, large = bench.request(item_count=100), bench.large_request(item_count=2)
+        bench.inbox.put(forged, bench.request(), large)
+        await bench.ended(3)
+        assert bench.runner.runs == [(GOOD, 1)]
+        assert bench.claims.allowed_s == []
+        failed = next(e.finished for e in bench.outcomes.ended if e.finished.request_id == forged.request_id)
+        assert (failed.outcome, failed.error_code, failed.quantities) == (Outcome.FAILED, "invalid_input", {})
+        assert (failed.error_message or "").startswith("item_count: expected what the inputs hold, found 100, and in")
+
+
+async def test_billed_is_what_the_runner_counted() -> None:
+    async with at_work() as bench:
+        bench.runner.counted = 3
+        bench.inbox.put(bench.request(item_count=1))
+        await bench.ended(1)
+        assert bench.outcomes.ended[0].finished.quantities["items"] == 3
+
+
+@pytest.mark.parametrize("name", ["require_sound", "waiting"])
+async def test_what_nobody_expected_before_the_run_fails_its_request_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = getattr(module, name)
+
+    def unforeseen(*args: Any, **options: Any) -> Any:
+        if any(getattr(a, "model", "") == "odd" for a in args):
+            raise KeyError("unforeseen")
+        return inner(*args, **options)
+
+    monkeypatch.setattr(module, name, unforeseen)
+    async with at_work() as bench:
+        large, small, good = bench.large_request(model="odd"), bench.request(model="odd"), bench.request()
+        bench.inbox.put(large, small, good)
+        await bench.ended(3)
+        outcomes = [bench.outcome_of(r) for r in (large, small, good)]
+        assert outcomes == [Outcome.FAILED, Outcome.FAILED, Outcome.SUCCEEDED]
+        assert bench.claims.released == ([large] if name == "waiting" else []), "its room is for others"
+
+
+async def test_what_nobody_expected_of_a_fetch_fails_its_request_alone() -> None:
+    async with at_work() as bench:
+        bench.claims.fault = ValueError("a key that no client takes")
+        large, good = bench.large_request(), bench.request()
+        bench.inbox.put(large, good)
+        await bench.ended(2)
+        assert [bench.outcome_of(r) for r in (large, good)] == [Outcome.FAILED, Outcome.SUCCEEDED]
+
+
+async def test_what_nobody_expected_of_a_load_fails_the_version_alone() -> None:
+    async with at_work() as bench:
+        bench.runner.fault = ValueError("embedded null byte")
+        broken, good = bench.request(BROKEN), bench.request()
+        bench.inbox.put(broken, good)
+        await bench.ended(2)
+        assert [bench.outcome_of(r) for r in (broken, good)] == [Outcome.FAILED, Outcome.SUCCEEDED]
+
+
+async def test_a_result_that_cannot_be_built_becomes_a_failure_of_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = endings.quantities
+
+    def unforeseen(task: Task, answer: Answer) -> dict[str, int]:
+        if answer.tokens == 13:
+            raise OverflowError("thirteen")
+        return inner(task, answer)
+
+    monkeypatch.setattr(endings, "quantities", unforeseen)
+    async with at_work() as bench:
+        bench.runner.tokens = {"odd": 13}
+        odd, good = bench.request(model="odd"), bench.request()
+        bench.inbox.put(odd, good)
+        await bench.ended(2)
+        assert [bench.outcome_of(r) for r in (odd, good)] == [Outcome.FAILED, Outcome.SUCCEEDED]
+
+
+async def test_when_request_after_request_fails_unforeseen_the_worker_ends_and_the_rest_is_left_to_the_next() -> None:
+    bench = Bench()
+    poison = [bench.request(model="poison") for _ in range(MOST_IN_A_ROW + 5)]
+    bench.inbox.put(*poison)
+    with pytest.raises(Unserviceable, match=f"{MOST_IN_A_ROW} requests in a row"):
+        await asyncio.wait_for(bench.worker.run(bench.stop), 5)
+    assert len(bench.inbox.finished) < MOST_IN_A_ROW
+
+
+async def test_a_success_between_shows_that_the_worker_is_not_at_fault() -> None:
+    async with at_work() as bench:
+        for number in range(1, MOST_IN_A_ROW + 5):
+            bench.inbox.put(bench.request(model="poison"))
+            bench.inbox.put(bench.request())
+            await bench.ended(2 * number)
+        assert bench.worker.counts["unforeseen"] >= MOST_IN_A_ROW
+
+
+async def test_a_request_that_loses_the_device_ends_two_workers_and_no_more(tmp_path: Path) -> None:
+    """As on a GPU: an assertion in a kernel loses the context, and with it whatever the process could still run."""
+    at = datetime.now(timezone.utc)
+    poison, good = (requested(version=GOOD, occurred_at=at, deadline_at=at + timedelta(seconds=99)) for _ in range(2))
+    ended: dict[UUID, Outcome] = {}
+    lives = 0
+    while len(ended) < 2 and lives < 9:
+        lives += 1
+        bench = Bench(Suspects(tmp_path / "suspects"))
+        bench.runner.loses = poison.request_id
+        bench.inbox.put(*(r for r in (poison, good) if r.request_id not in ended))
+        running = asyncio.create_task(bench.worker.run(bench.stop))
+        await eventually(lambda: running.done() or len(ended | bench.ends()) == 2)  # noqa: B023
+        ended |= bench.ends()
+        bench.stop.set()
+        await asyncio.gather(running, return_exceptions=True)
+    assert ended == {poison.request_id: Outcome.FAILED, good.request_id: Outcome.SUCCEEDED}
+    assert lives <= 3
+    assert poison.request_id not in Suspects(tmp_path / "suspects")
