@@ -6,20 +6,24 @@ newest, so bytes of older and newer writers both become today's records.
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterable, Mapping
 from io import BytesIO
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import fastavro
 
 from schemas import frame
+from schemas.announcement import announced, digest_of
 from schemas.datum import BadValue, Shape
 from schemas.facts import RECORD_TYPES, Record, SchemaPublished
 from schemas.lockfile import LockedSchema, LockfileError, locked_schemas, text_digest, versions_of
+from schemas.ranges import MOMENTS
 
 R = TypeVar("R", bound=Record)
+
+#: The most schemas of newer writers that a process takes, so that nobody can fill it with them.
+MAX_LEARNT = 256
 
 _HEADER_BYTES = frame.HEADER_BYTES
 _unpack = frame.HEADER.unpack_from
@@ -69,24 +73,37 @@ class Placed(Protocol):
         """Its bytes; None when it has no value."""
 
 
+class _Meaning(NamedTuple):
+    """What an id stands for; `digest` is that of the schema's text."""
+
+    record: str
+    subject: str
+    version: int
+    fingerprint: str
+    digest: str
+
+
 class _Compiled:
     """One schema, ready to use."""
 
-    __slots__ = ("fingerprint", "header", "id", "record", "schema")
+    __slots__ = ("fingerprint", "header", "id", "meaning", "record", "schema")
 
-    def __init__(self, schema_id: int, record: str, definition: dict[str, Any]) -> None:
+    def __init__(self, schema_id: int, record: str, definition: dict[str, Any], meaning: _Meaning) -> None:
         self.id = schema_id
         self.record = record
         self.fingerprint = frame.fingerprint(definition)
         self.schema = frame.parsed(definition)
         self.header = frame.header(schema_id)
+        self.meaning = meaning
 
 
 def _compile(locked: LockedSchema) -> _Compiled:
     """A published schema. Raises LockfileError when its file is not what was published."""
     definition = locked.definition()
-    compiled = _Compiled(locked.id, locked.record, definition)
-    if (compiled.fingerprint, text_digest(definition)) != (locked.fingerprint, locked.sha256):
+    digest = text_digest(definition)
+    meaning = _Meaning(locked.record, locked.subject, locked.version, locked.fingerprint, digest)
+    compiled = _Compiled(locked.id, locked.record, definition, meaning)
+    if (compiled.fingerprint, digest) != (locked.fingerprint, locked.sha256):
         raise LockfileError(
             f"schemas/avro/{locked.file} is not what was published as id {locked.id}; a published schema never "
             "changes: restore the file and add a new version (inferlog schemas add)"
@@ -101,7 +118,7 @@ class Codec:
     """
 
     def __init__(self, schemas: Iterable[LockedSchema], *, pinned: Mapping[str, int] | None = None) -> None:
-        known = tuple(schemas)
+        self._locked = known = tuple(schemas)
         self._by_id = {s.id: _compile(s) for s in known}
         self._newest: dict[type, tuple[_Compiled, Shape[Any]]] = {}
         for cls in RECORD_TYPES:
@@ -135,6 +152,8 @@ class Codec:
         if value is None:
             raise DecodeError(f"expected {expected.__name__}, found a record without a value")
         if len(value) < _HEADER_BYTES or value[0] != frame.MAGIC:
+            if isinstance(value, frame.Unreadable):
+                raise DecodeError(value.reason)
             raise DecodeError(
                 f"expected {expected.__name__} framed by 0x00 and a schema id, found {value[:5].hex() or 'nothing'}"
             )
@@ -154,6 +173,12 @@ class Codec:
                 return cast("R", shape.record(datum))
         except BadValue as error:
             raise DecodeError(f"{expected.__name__}.{error}") from error
+        except OverflowError as error:
+            # Python's calendar ends with the year 9999, and what fastavro raises then does not name the field.
+            raise DecodeError(
+                f"{expected.__name__}.{' or '.join(shape.moments)}: expected {MOMENTS.words}, found a time that no "
+                f"calendar of ours has ({error})"
+            ) from error
         except Exception as error:
             raise DecodeError(f"{expected.__name__}: {type(error).__name__}: {error}") from error
         raise DecodeError(f"{expected.__name__}: {rest} bytes follow the record")
@@ -174,30 +199,33 @@ class Codec:
     def learn(self, published: SchemaPublished) -> bool:
         """Take a schema that a newer writer uses; False when its id was known.
 
-        Raises LockfileError when the id is known as another schema, or the text is not what its fingerprint says or
-        not a schema of the record that it is announced for.
+        Raises LockfileError when the id is known as something else, when no release of this program can have published
+        the schema (`announcement`), and when MAX_LEARNT are learnt already.
         """
         known = self._by_id.get(published.schema_id)
         if known is not None:
-            if (known.record, known.fingerprint) != (published.record, published.fingerprint):
-                raise LockfileError(
-                    f"schema id {published.schema_id} is {known.record} ({known.fingerprint}) here and "
-                    f"{published.record} ({published.fingerprint}) on the log; an id never changes its meaning"
-                )
+            _require_meaning(published, known.meaning)
             return False
-        try:
-            compiled = _Compiled(published.schema_id, published.record, json.loads(published.definition))
-        except Exception as error:
-            raise LockfileError(f"schema id {published.schema_id} on the log is no schema: {error}") from error
-        if compiled.fingerprint != published.fingerprint:
-            raise LockfileError(f"schema id {published.schema_id} on the log is not what its fingerprint says")
-        defined = compiled.schema.get("name") if isinstance(compiled.schema, dict) else type(compiled.schema).__name__
-        if defined != published.record:
+        if len(self._by_id) >= len(self._locked) + MAX_LEARNT:
             raise LockfileError(
-                f"schema id {published.schema_id} on the log is announced for {published.record} and defines {defined}"
+                f"schema id {published.schema_id} on the log is not taken: {MAX_LEARNT} that are not in the lock file "
+                "are learnt already; see who writes to the schemas topic, and restart with a newer release"
             )
-        self._by_id[published.schema_id] = compiled
+        found = announced(published, self._locked)
+        meaning = _Meaning(published.record, published.subject, published.version, published.fingerprint, found.digest)
+        self._by_id[published.schema_id] = _Compiled(published.schema_id, published.record, found.definition, meaning)
         return True
+
+
+def _require_meaning(published: SchemaPublished, known: _Meaning) -> None:
+    said = _Meaning(published.record, published.subject, published.version, published.fingerprint, digest_of(published))
+    if said == known:
+        return
+    here, there = (f"{m.record} version {m.version} on {m.subject} ({m.fingerprint})"[:300] for m in (known, said))
+    text = ", with another text" if here == there else ""
+    raise LockfileError(
+        f"schema id {published.schema_id} is {here} here and {there} on the log{text}; an id never changes its meaning"
+    )
 
 
 def _refusal(record: Record, shape: Shape[Any], error: Exception) -> EncodeError:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from datetime import datetime, timezone
+from datetime import datetime, time, timezone
 from enum import Enum
 from operator import attrgetter
 from typing import Annotated, Any, Generic, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from schemas.ranges import Range
+from schemas.ranges import MOMENTS, Moments, Range, Text
 
 T = TypeVar("T")
 
@@ -51,8 +51,12 @@ class Shape(Generic[T]):
         self._values: Callable[[T], tuple[Any, ...]] = attrgetter(*self._names)
         hints = get_type_hints(cls, include_extras=True)
         self._kinds = tuple(_Kind(hints[name]) for name in self._names)
+        #: Fields that hold a moment.
+        self.moments = tuple(n for n, k in zip(self._names, self._kinds, strict=True) if k.type is datetime)
         self._out = [(n, k.outward) for n, k in zip(self._names, self._kinds, strict=True) if k.outward]
         self._in = [(n, k.inward) for n, k in zip(self._names, self._kinds, strict=True) if k.inward]
+        # What fields may not be together, where the class says so.
+        self._contradiction: Any = getattr(cls, "contradiction", None)
         # Combinations of exact types that were found good; there are few, and looking one up costs next to nothing.
         self._good: set[tuple[type, ...]] = set()
 
@@ -72,12 +76,15 @@ class Shape(Generic[T]):
                 found[name] = convert(found[name])
         except BadValue as error:
             raise error.inside(name) from None
+        if self._contradiction is not None:
+            self._require_consistent(record)
         return found
 
     def record(self, datum: dict[str, Any]) -> T:
         """The typed record; fields that the datum lacks take their defaults. Changes the datum.
 
-        Raises BadValue naming the first field out of its range, and what the class raises when it is made.
+        Raises BadValue naming the first field out of its range, or that the others contradict, and what the class
+        raises when it is made.
         """
         name = ""
         try:
@@ -87,7 +94,13 @@ class Shape(Generic[T]):
         except BadValue as error:
             raise error.inside(name) from None
         made: T = self._cls(**datum)
+        if self._contradiction is not None:
+            self._require_consistent(made)
         return made
+
+    def _require_consistent(self, record: T) -> None:
+        if found := self._contradiction(record):
+            raise BadValue(found[0], found[1], getattr(record, found[0]))
 
     def explain(self, record: T) -> None:
         """Raise BadValue for text that cannot be written as UTF-8, which only the writer itself meets."""
@@ -121,7 +134,7 @@ class _Kind:
             inner = [a for a in get_args(hint) if a is not type(None)]
             self.nullable = len(inner) < len(get_args(hint))
             (hint,) = inner
-        self.bounds: Range | None = None
+        self.bounds: Range | Text | Moments | None = None
         if get_origin(hint) is Annotated:
             hint, self.bounds = get_args(hint)
         self.type: Any = get_origin(hint) or hint
@@ -145,12 +158,17 @@ class _Kind:
 _WORDS: dict[Any, str] = {int: "an integer", str: "text", bytes: "bytes", datetime: "a time", tuple: "a tuple"}
 
 
-def _conversions(hint: Any, kind: Any, bounds: Range | None) -> tuple[_Convert | None, _Convert | None]:
+def _conversions(
+    hint: Any, kind: Any, bounds: Range | Text | Moments | None
+) -> tuple[_Convert | None, _Convert | None]:
     if kind is int:
         within = _within(_needed(bounds))
         return within, within
     if kind is datetime:
-        return _with_zone, None
+        return _moments(bounds if isinstance(bounds, Moments) else MOMENTS)
+    if isinstance(bounds, Text):
+        matching = _matching(bounds)
+        return matching, matching
     if kind is tuple:
         return _of_tuple(_Kind(get_args(hint)[0]))
     if isinstance(kind, type) and issubclass(kind, Mapping):
@@ -169,17 +187,17 @@ def _past_null(convert: _Convert | None) -> _Convert | None:
     return lambda value: None if value is None else convert(value)
 
 
-def _needed(bounds: Range | None) -> Range:
-    if bounds is None:
+def _needed(bounds: object) -> Range:
+    if not isinstance(bounds, Range):
         raise TypeError("every integer of a record needs a Range")
     return bounds
 
 
 def _within(bounds: Range) -> _Convert:
-    low, high = bounds.low, bounds.high
+    low, high, never = bounds.low, bounds.high, bounds.never
 
     def check(value: int) -> int:
-        if not low <= value <= high:
+        if not low <= value <= high or value == never:
             raise _out_of(bounds, value)
         return value
 
@@ -187,7 +205,18 @@ def _within(bounds: Range) -> _Convert:
 
 
 def _out_of(bounds: Range, value: int, path: str = "") -> BadValue:
-    return BadValue(path, f"an integer from {bounds.low} to {bounds.high}", value)
+    return BadValue(path, bounds.words, value)
+
+
+def _matching(bounds: Text) -> _Convert:
+    match = bounds.pattern.fullmatch
+
+    def check(value: str) -> str:
+        if match(value) is None:
+            raise BadValue("", bounds.words, value)
+        return value
+
+    return check
 
 
 def _symbol(value: Enum) -> Any:
@@ -196,16 +225,24 @@ def _symbol(value: Enum) -> Any:
     return value.value
 
 
-def _with_zone(value: datetime) -> datetime:
-    if value.tzinfo is timezone.utc:
+def _moments(bounds: Moments) -> tuple[_Convert, _Convert]:
+    low, high, whole = bounds.low, bounds.high, bounds.whole_hours
+
+    def inward(value: datetime) -> datetime:
+        if not low <= value <= high or (whole and not _begins_an_hour(value)):
+            raise BadValue("", bounds.words, value)
         return value
-    if value.utcoffset() is None:
-        raise BadValue("", "a time with a zone", value)
-    try:
-        value.astimezone(timezone.utc)
-    except OverflowError:
-        raise BadValue("", "a time that is in the years 1 to 9999 in UTC as well", value) from None
-    return value
+
+    def outward(value: datetime) -> datetime:
+        if value.tzinfo is not timezone.utc and value.utcoffset() is None:
+            raise BadValue("", "a time with a zone", value)
+        return inward(value)
+
+    return outward, inward
+
+
+def _begins_an_hour(value: datetime) -> bool:
+    return value.astimezone(timezone.utc).time().replace(hour=0) == time.min
 
 
 def _of_tuple(kind: _Kind) -> tuple[_Convert, _Convert]:
@@ -240,6 +277,8 @@ def _of_map(kind: _Kind) -> tuple[_Convert, _Convert]:
     if kind.type is not int:
         raise TypeError("a record's map holds integers with a Range")
     bounds = _needed(kind.bounds)
+    if bounds.never is not None:
+        raise TypeError("a record's map holds integers of a Range without an exception")
     low, high = bounds.low, bounds.high
 
     def outward(values: Mapping[str, int]) -> dict[str, int]:

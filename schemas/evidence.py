@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Protocol
 
 from schemas.codec import Placed
+from schemas.frame import Unreadable
 from schemas.ids import dead_letter_id
 from schemas.records import DeadLetter
 
@@ -38,6 +39,8 @@ def dead_letter(record: KeyedRecord, reason: str, *, occurred_at: datetime) -> D
     """
     text = reason.replace("\x00", "\\0").encode("utf-8", "backslashreplace").decode("utf-8")[:REASON_MAX_CHARS]
     key, value = record.key, record.value
+    if isinstance(value, Unreadable):
+        value = None  # it is the reason once more, and nothing of the record
     if key is not None and len(key) > KEY_MAX_BYTES:
         text += f" (its key of {len(key)} bytes is left out, sha256 {_sha256(key)})"
         key = None

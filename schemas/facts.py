@@ -13,7 +13,7 @@ from enum import Enum
 from typing import ClassVar
 from uuid import UUID
 
-from schemas.ranges import PositiveCount, Quantity, SignedQuantity
+from schemas.ranges import Correction, Crc64, Currency, Hour, PositiveCount, Quantity, Sha256, Words
 from schemas.records import DeadLetter, InferenceFinished, InferenceRequested, RequestCancelled, Task, UsageRecorded
 
 
@@ -35,7 +35,7 @@ class ModelPublished:
     event_id: UUID
     occurred_at: datetime
     model: str
-    version: str
+    version: Sha256
     task: Task
     artifact_uri: str
     manifest: str
@@ -52,8 +52,8 @@ class RouteChanged:
     event_id: UUID
     occurred_at: datetime
     model: str
-    version: str
-    previous_version: str | None = None
+    version: Sha256
+    previous_version: Sha256 | None = None
     pool: str
     spread: PositiveCount
     price_id: str
@@ -91,7 +91,7 @@ class PriceBookPublished:
     event_id: UUID
     occurred_at: datetime
     price_id: str
-    currency: str
+    currency: Currency
     amounts_micros: Mapping[str, Quantity]
     actor: str
     reason: str | None = None
@@ -106,11 +106,11 @@ class BillingAdjusted:
     event_id: UUID
     occurred_at: datetime
     customer_id: str
-    hour: datetime
+    hour: Hour
     meter: str
-    units: SignedQuantity
+    units: Correction
     actor: str
-    reason: str
+    reason: Words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ class SchemaPublished:
     subject: str
     version: PositiveCount
     record: str
-    fingerprint: str
+    fingerprint: Crc64
     definition: str
 
 

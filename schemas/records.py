@@ -14,7 +14,7 @@ from enum import Enum
 from typing import ClassVar
 from uuid import UUID
 
-from schemas.ranges import Count, PositiveCount, PositiveQuantity, Quantity
+from schemas.ranges import Count, PositiveCount, PositiveQuantity, Quantity, Sha256
 from schemas.tensors import Tensor
 
 
@@ -59,7 +59,7 @@ class InferenceRequested:
     customer_id: str
     key_id: str
     model: str
-    version: str
+    version: Sha256
     artifact_uri: str
     price_id: str
     task: Task
@@ -83,7 +83,7 @@ class InferenceFinished:
     request_id: UUID
     customer_id: str
     model: str
-    version: str
+    version: Sha256
     outcome: Outcome
     error_code: str | None = None
     error_message: str | None = None
@@ -97,6 +97,22 @@ class InferenceFinished:
     queue_us: Quantity
     run_us: Quantity
 
+    def contradiction(self) -> tuple[str, str] | None:
+        """The first field that an end of this outcome never has, and what is expected there; None for a sound record.
+
+        Of an outcome that is unknown here nobody can tell.
+        """
+        if self.outcome is Outcome.SUCCEEDED:
+            for name in ("error_code", "error_message"):
+                if getattr(self, name) is not None:
+                    return name, "None for what succeeded"
+        elif self.outcome is not Outcome.UNKNOWN:
+            if self.outputs:
+                return "outputs", "nothing unless succeeded"
+            if self.quantities:
+                return "quantities", "nothing unless succeeded"
+        return None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRecorded:
@@ -109,7 +125,7 @@ class UsageRecorded:
     request_id: UUID
     customer_id: str
     model: str
-    version: str
+    version: Sha256
     price_id: str
     quantities: Mapping[str, Quantity]
 
@@ -146,6 +162,17 @@ class DeadLetter:
     key: bytes | None = None
     value: bytes | None = None
     value_size_bytes: Quantity | None = None
-    value_sha256: str | None = None
+    value_sha256: Sha256 | None = None
     reason: str
     attempts: PositiveCount
+
+    def contradiction(self) -> tuple[str, str] | None:
+        """The first field that does not go with the others, and what is expected there; None for a sound letter."""
+        if self.value is None:
+            if self.value_sha256 is not None and self.value_size_bytes is None:
+                return "value_size_bytes", "the size of the value that was left out"
+        elif self.value_sha256 is not None:
+            return "value_sha256", "None beside a value"
+        elif self.value_size_bytes not in (None, len(self.value)):
+            return "value_size_bytes", f"the value's size, {len(self.value)}"
+        return None

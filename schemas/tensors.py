@@ -11,8 +11,9 @@ import re
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
-from schemas.ranges import PositiveQuantity, Quantity
+from schemas.ranges import PositiveQuantity, Quantity, Text
 
 #: Open Inference Protocol datatypes and the size of one element in bytes; BYTES elements have no fixed size.
 ELEMENT_SIZE_BYTES: dict[str, int] = {
@@ -32,6 +33,9 @@ ELEMENT_SIZE_BYTES: dict[str, int] = {
 BYTES = "BYTES"
 #: The most dimensions of a tensor: no model has more, and multiplying a forged million of them takes minutes.
 MAX_RANK = 32
+
+_DATATYPES = [*ELEMENT_SIZE_BYTES, BYTES]
+Datatype = Annotated[str, Text(re.compile("|".join(_DATATYPES)), f"one of {', '.join(_DATATYPES)}", "FP32")]
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 
@@ -71,7 +75,7 @@ class Tensor:
     """
 
     name: str
-    datatype: str
+    datatype: Datatype
     shape: tuple[Quantity, ...]
     data: bytes
     blob: Blob | None = None

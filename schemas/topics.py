@@ -25,6 +25,9 @@ from schemas.records import DeadLetter, InferenceFinished, InferenceRequested, R
 _DAY_MS = 24 * 3600 * 1000
 _FOR_EVER = -1
 
+#: What a topic of one record may be called, without its namespace, as a regular expression.
+TOPIC_NAME = r"inference\.[a-z][a-z0-9-]{0,79}\.v[1-9][0-9]{0,3}"
+
 DEFAULT_POOL = "default"
 #: What a pool may be called, as a regular expression.
 POOL_NAME = "[a-z0-9-]{1,40}"
@@ -50,6 +53,18 @@ class Topic:
     def in_namespace(self, namespace: str) -> Topic:
         """The same topic under a namespace's prefix."""
         return replace(self, name=prefixed(namespace, self.name))
+
+    @property
+    def retention_days(self) -> int | None:
+        """Whole days that a record is kept at least; None for ever."""
+        return None if self.retention_ms < 0 else self.retention_ms // _DAY_MS
+
+    @property
+    def kept(self) -> str:
+        """How long a record is kept, in words: "40 days", "for ever"."""
+        if self.cleanup_policy == "compact":
+            return "for ever, the newest per key"
+        return "for ever" if self.retention_days is None else f"{self.retention_days} days"
 
     def config(self) -> dict[str, str]:
         """Broker-side settings."""

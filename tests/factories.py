@@ -78,8 +78,10 @@ def requested(**changes: Any) -> InferenceRequested:
 
 
 def finished(request: InferenceRequested | None = None, **changes: Any) -> InferenceFinished:
-    """The successful end of a request."""
+    """The successful end of a request; another outcome has no outputs and no quantities, unless they are given."""
     r = request or requested()
+    if changes.get("outcome", Outcome.SUCCEEDED) not in (Outcome.SUCCEEDED, Outcome.UNKNOWN):
+        changes = {"outputs": (), "quantities": {}, **changes}
     fields: dict[str, Any] = {
         "event_id": finished_id(r.request_id),
         "occurred_at": r.occurred_at + timedelta(milliseconds=20),

@@ -39,7 +39,7 @@ class NewerWriter:
             event_id=schema_id_event(schema_id),
             occurred_at=NOON,
             schema_id=schema_id,
-            subject=like.SCHEMA,
+            subject=latest(like.SCHEMA).subject,
             version=99,
             record=like.SCHEMA,
             fingerprint=fingerprint(definition),

@@ -11,6 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from schemas.announcement import MAX_TEXT_BYTES
+from schemas.document import NoDocument, parsed
 from schemas.facts import RECORD_TYPES
 from schemas.frame import fingerprint
 from schemas.gate.catalogue import Catalogue, Entry, golden_name
@@ -18,11 +20,11 @@ from schemas.gate.check import class_findings_of
 from schemas.gate.copies import field_paths, misnamed, old_copy, old_copy_findings
 from schemas.gate.evolution import Version, may_follow
 from schemas.gate.findings import Finding, Refused
-from schemas.gate.golden import golden_body, golden_text
-from schemas.gate.lock_rules import fixed_findings, lock_findings
+from schemas.gate.golden import GoldenError, golden_body, golden_text
+from schemas.gate.lock_rules import entry_findings, fixed_findings, lock_findings
 from schemas.lockfile import text_digest
 from schemas.ranges import INT_MAX
-from schemas.topics import all_topics
+from schemas.topics import TOPIC_NAME, all_topics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,8 @@ def addition(
     """
     if (lock := found.lock_unreadable()) is not None:
         raise Refused([lock])
+    if malformed := tuple(entry_findings(found.entries)):
+        raise Refused(malformed)
     definition = _parse(text, file)
     name = f"{definition.get('namespace')}.{definition.get('name')}"
     earlier = found.entries_of(name)
@@ -86,8 +90,12 @@ def addition(
         "file": target,
     }
     previous = clean.goldens[golden_name(earlier[-1])]["record"] if earlier else None
-    golden = golden_text(taken_id, definition, previous)
-    body = golden_body(json.loads(golden), taken_id, definition)
+    try:
+        golden = golden_text(taken_id, definition, previous)
+        body = golden_body(json.loads(golden), taken_id, definition)
+    except GoldenError as error:
+        problem = f"No golden record can be made of it: {error}."
+        raise Refused.because(name, "golden", problem, "compare it with a published schema in schemas/avro.") from error
     new = Version(number=version, definition=definition, golden=body)
     if broken := may_follow(new, versions):
         raise Refused(broken)
@@ -100,14 +108,18 @@ def addition(
 
 
 def _parse(text: str, file: str) -> dict[str, Any]:
+    remedy = "write the schema as one JSON object, as those in schemas/avro are."
     try:
-        definition = json.loads(text)
-    except ValueError as error:
-        raise Refused.because(
-            file, "file", f"The file is not JSON: {error}.", "write the schema as a JSON object."
-        ) from error
+        definition = parsed(text)
+    except NoDocument as error:
+        raise Refused.because(file, "file", f"The file is no JSON document: {error}.", remedy) from error
     if not isinstance(definition, dict):
-        raise Refused.because(file, "file", "The file holds no JSON object.", "write the schema as a JSON object.")
+        raise Refused.because(file, "file", "The file holds no JSON object.", remedy)
+    # As it will be announced on the log.
+    size_bytes = len(json.dumps(definition, ensure_ascii=False).encode())
+    if size_bytes > MAX_TEXT_BYTES:
+        problem = f"The schema has {size_bytes} bytes, and running programs learn none above {MAX_TEXT_BYTES}."
+        raise Refused.because(file, "size", problem, "split the record, or say less in its docs.")
     return definition
 
 
@@ -129,6 +141,17 @@ def _subject(found: Catalogue, name: str, earlier: Sequence[Entry], topic: str |
     if topic is None and declared is None:
         problem = "The record is new and no topic is declared for it."
         raise Refused.because(name, "subject", problem, "say which: --topic inference.<facts>.v1")
+    if topic is not None and not re.fullmatch(TOPIC_NAME, topic):
+        problem = f"The topic {topic[:100]!r} is none of schemas/topics.py, and not named as a new one is."
+        remedy = (
+            "name it inference.<facts>.v1, with <facts> of a-z, 0-9 and '-' and without a namespace, as in "
+            "inference.usage.v1; then declare it in schemas/topics.py."
+        )
+        raise Refused.because(name, "subject", problem, remedy)
+    owner = next((t.record.SCHEMA for t in all_topics() if t.name == topic and name != t.record.SCHEMA), None)
+    if owner is not None:
+        problem = f"The topic {topic} carries {owner}."
+        raise Refused.because(name, "subject", problem, "write each record to a topic of its own.")
     if topic is not None and declared is not None and topic != declared:
         problem = f"schemas/topics.py writes the record to {declared}, not to {topic}."
         raise Refused.because(name, "subject", problem, "leave --topic out.")

@@ -6,12 +6,12 @@ wrong.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from schemas.document import NoDocument, parsed
 from schemas.gate.evolution import Version
 from schemas.gate.findings import Finding
 from schemas.gate.golden import GoldenError, golden_body
@@ -22,11 +22,15 @@ Entry = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)  # no slots: what is parsed once is kept
 class Catalogue:
-    """Texts by file name: the lock file, `avro/*.avsc`, `golden/*.json`."""
+    """Texts by file name: the lock file, `avro/*.avsc`, `golden/*.json`.
+
+    `refused` are files of which there is no text (empty here), by their path in `schemas`, with what was found there.
+    """
 
     lock: str
     avro: Mapping[str, str]
     golden: Mapping[str, str]
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
@@ -48,11 +52,8 @@ class Catalogue:
         """What is wrong with a lock file of which no entry can be read; nothing else can be judged then."""
         if self.entries:
             return None
-        problem = "The file is no list of entries, one JSON object each."
-        try:
-            json.loads(self.lock)
-        except ValueError as error:
-            problem = f"The file is not JSON: {error}."
+        why = self.refused.get(LOCK_FILE) or _wrong(self.lock)
+        problem = "The file is no list of entries, one JSON object each" + (f": {why}." if why else ".")
         remedy = f"mend it there (a bracket, a conflict marker?), or restore it: git checkout -- schemas/{LOCK_FILE}"
         return Finding(record=LOCK_FILE, path="", rule="file", problem=problem, remedy=remedy)
 
@@ -61,12 +62,13 @@ class Catalogue:
         advice = {}
         for entry in self.entries:
             for name in (f"avro/{entry.get('file')}", f"golden/{golden_name(entry)}"):
-                draft = entry.get("id") in drafts
+                draft = isinstance(entry.get("id"), int) and entry["id"] in drafts
                 advice[name] = drop_advice(entry) if draft else f"restore it: git checkout -- schemas/{name}"
-        bad = [f"avro/{n}" for n in self.avro if n not in self.definitions]
-        bad += [f"golden/{n}" for n in self.golden if n not in self.goldens]
-        for name in bad:
-            problem = "The file is not the JSON that is expected here, one object."
+        bad = {f"avro/{n}": text for n, text in self.avro.items() if n not in self.definitions}
+        bad |= {f"golden/{n}": text for n, text in self.golden.items() if n not in self.goldens}
+        for name, text in bad.items():
+            why = self.refused.get(name) or _wrong(text) or "it holds something else"
+            problem = f"The file is not the JSON that is expected here, one object: {why}."
             remedy = advice.get(name, "mend it or delete it; no entry of the lock file names it.")
             yield Finding(record=name, path="", rule="file", problem=problem, remedy=remedy)
 
@@ -76,7 +78,7 @@ class Catalogue:
 
     def entries_of(self, record: str) -> list[Entry]:
         """The entries of a record, oldest version first."""
-        return sorted((e for e in self.entries if e.get("record") == record), key=lambda e: int(e.get("version", 0)))
+        return sorted((e for e in self.entries if e.get("record") == record), key=_version)
 
     def versions_of(self, record: str) -> list[Version]:
         """The versions of a record whose schema can be read, oldest first, with their golden records where sound."""
@@ -89,7 +91,7 @@ class Catalogue:
                 golden = golden_body(self.goldens.get(golden_name(entry), {}), int(entry.get("id", 0)), definition)
             except GoldenError:
                 golden = None  # told by the rules of the lock
-            found.append(Version(number=int(entry.get("version", 0)), definition=definition, golden=golden))
+            found.append(Version(number=_version(entry), definition=definition, golden=golden))
         return found
 
     def golden_error(self, entry: Entry, definition: dict[str, Any]) -> str:
@@ -115,8 +117,22 @@ def golden_name(entry: Entry) -> str:
     return str(entry.get("file", "")).removesuffix(".avsc") + ".json"
 
 
+def _version(entry: Entry) -> int:
+    found = entry.get("version")
+    return found if isinstance(found, int) else 0  # anything else is told by the rules of the lock
+
+
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text)
-    except ValueError:
+        return parsed(text)
+    except NoDocument:
         return None
+
+
+def _wrong(text: str) -> str:
+    """Why a text is no document; empty when it is one."""
+    try:
+        parsed(text)
+    except NoDocument as error:
+        return str(error)
+    return ""

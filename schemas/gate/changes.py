@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from schemas.gate.findings import Finding
-from schemas.gate.outline import Field, Node
+from schemas.outline import Field, Node
 
 
 def change_findings(older: Node, newer: Node, *, adjacent: bool) -> tuple[Finding, ...]:

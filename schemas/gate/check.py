@@ -12,7 +12,7 @@ from schemas.gate.classes import class_findings
 from schemas.gate.evolution import Version, history_findings, read
 from schemas.gate.findings import Finding
 from schemas.gate.lock_rules import grown_findings, lock_findings
-from schemas.gate.outline import outline
+from schemas.outline import outline
 
 _CLASSES: Mapping[str, type[Any]] = {cls.SCHEMA: cls for cls in RECORD_TYPES}
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from schemas.document import NoDocument, parsed
 from schemas.gate.additions import Addition
 from schemas.gate.catalogue import Catalogue, Entry, golden_name
 from schemas.gate.drafts import Removal
+from schemas.gate.findings import Finding
+from schemas.gate.text_files import PART, Unreadable, read_text, write_text
+from schemas.gate.turns import turn
 from schemas.lockfile import LOCK_FILE
 
 _GIT_WITHIN_S = 30.0
@@ -54,10 +57,48 @@ class Checkout:
 
     def catalogue(self) -> Catalogue:
         """Everything published, as it lies there."""
+        texts: dict[str, str] = {}
+        refused: dict[str, str] = {}
+        paths = [self._schemas / LOCK_FILE]
+        for folder, ending in (("avro", ".avsc"), ("golden", ".json")):
+            paths += sorted((self._schemas / folder).glob(f"*{ending}"))
+        for path in paths:
+            name = path.relative_to(self._schemas).as_posix()
+            try:
+                texts[name] = read_text(path)
+            except Unreadable as error:
+                texts[name], refused[name] = "", str(error)
         return Catalogue(
-            lock=(self._schemas / LOCK_FILE).read_text(encoding="utf-8"),
-            avro=_texts(self._schemas / "avro", ".avsc"),
-            golden=_texts(self._schemas / "golden", ".json"),
+            lock=texts.pop(LOCK_FILE),
+            avro={n.removeprefix("avro/"): t for n, t in texts.items() if n.startswith("avro/")},
+            golden={n.removeprefix("golden/"): t for n, t in texts.items() if n.startswith("golden/")},
+            refused=refused,
+        )
+
+    def turn(self, *, shared: bool = False) -> AbstractContextManager[None]:
+        """Work on what is published without others who change it; see `turns.turn`. Raises Busy."""
+        return turn(self._schemas, shared=shared)
+
+    def page_text(self) -> str:
+        """The page as it lies there; empty when there is none that can be read."""
+        try:
+            return read_text(self.page)
+        except Unreadable:
+            return ""
+
+    def leftovers(self) -> tuple[Finding, ...]:
+        """Files that a command was writing when it was ended."""
+        folders = (self._schemas, self._schemas / "avro", self._schemas / "golden", self.page.parent)
+        return tuple(
+            Finding(
+                record=part.relative_to(self.root).as_posix(),
+                path="",
+                rule="file",
+                problem="The file was being written when its command was ended; nothing reads it.",
+                remedy="delete it.",
+            )
+            for folder in folders
+            for part in sorted(folder.glob(f"*{PART}"))
         )
 
     def remembered(self, against: str | None = None) -> Remembered:
@@ -100,12 +141,14 @@ class Checkout:
         2. the golden   the same
         3. the lock     published; dying after it: the page is stale, which the tests name; make docs
         4. the page
+
+        Each file is written beside its place and then put there, so dying never leaves half of one.
         """
         file, golden = str(added.entry["file"]), golden_name(added.entry)
-        _put(self._schemas / "avro" / file, added.catalogue.avro[file])
-        _put(self._schemas / "golden" / golden, added.catalogue.golden[golden])
-        _put(self._schemas / LOCK_FILE, added.catalogue.lock)
-        _put(self.page, page)
+        write_text(self._schemas / "avro" / file, added.catalogue.avro[file])
+        write_text(self._schemas / "golden" / golden, added.catalogue.golden[golden])
+        write_text(self._schemas / LOCK_FILE, added.catalogue.lock)
+        write_text(self.page, page)
 
     def drop(self, dropped: Removal) -> None:
         """Remove a draft's files; the page is made after it.
@@ -114,19 +157,19 @@ class Checkout:
         2. the golden   the same
         3. the schema   dying after it: the page is stale, which the gate names; make docs
         """
-        _put(self._schemas / LOCK_FILE, dropped.catalogue.lock)
+        write_text(self._schemas / LOCK_FILE, dropped.catalogue.lock)
         (self._schemas / "golden" / golden_name(dropped.entry)).unlink(missing_ok=True)
         if not dropped.edited:
             (self._schemas / "avro" / str(dropped.entry["file"])).unlink(missing_ok=True)
 
     def write_page(self, page: str) -> None:
         """Write the page alone."""
-        _put(self.page, page)
+        write_text(self.page, page)
 
     def write_golden(self, name: str, text: str, page: str) -> None:
         """Write a golden file and the page that shows it; dying in between leaves a stale page (make docs)."""
-        _put(self._schemas / "golden" / name, text)
-        _put(self.page, page)
+        write_text(self._schemas / "golden" / name, text)
+        write_text(self.page, page)
 
     @property
     def _schemas(self) -> Path:
@@ -162,17 +205,7 @@ def _said(done: subprocess.CompletedProcess[str]) -> str:
 def _entries(text: str) -> tuple[Entry, ...] | None:
     """The entries of a lock file as it was once committed; None when that was none."""
     try:
-        found: Any = json.loads(text)
-    except ValueError:
+        found: Any = parsed(text)
+    except NoDocument:
         return None
     return tuple(found) if isinstance(found, list) and all(isinstance(one, dict) for one in found) else None
-
-
-def _texts(folder: Path, ending: str) -> dict[str, str]:
-    return {f.name: f.read_text(encoding="utf-8") for f in sorted(folder.glob(f"*{ending}"))}
-
-
-def _put(path: Path, text: str) -> None:
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)  # noqa: PTH105

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 from schemas.gate.findings import Finding
-from schemas.gate.outline import Field, Node
-from schemas.ranges import INT_MAX, LONG_MAX, Range
+from schemas.outline import Field, Node
+from schemas.ranges import INT_MAX, LONG_MAX, Moments, Range, Text
 
 _PLAIN: dict[Any, tuple[str, str]] = {
     str: ("string", ""),
@@ -85,6 +85,8 @@ def _type(record: str, path: str, hint: Any, node: Node) -> Iterator[Finding]:
 def _agrees(hint: Any, node: Node) -> bool:
     if get_origin(hint) is Annotated:
         kind, bounds = get_args(hint)
+        if isinstance(bounds, (Moments, Text)):
+            return _PLAIN.get(kind) == (node.kind, node.logical)
         if kind is not int or node.logical or node.kind not in _MOST or not isinstance(bounds, Range):
             return False
         return -_MOST[node.kind] - 1 <= bounds.low and bounds.high <= _MOST[node.kind]
@@ -126,8 +128,8 @@ def _hint(node: Node) -> str:
 
 def _words(hint: Any) -> str:
     if get_origin(hint) is Annotated:
-        bounds = get_args(hint)[1]
-        return f"an integer from {bounds.low} to {bounds.high}"
+        words: str = get_args(hint)[1].words
+        return words
     if isinstance(hint, type) and issubclass(hint, Enum):
         return f"{hint.__name__} with {', '.join(str(one.value) for one in hint)}"
     return getattr(hint, "__name__", None) or str(hint)

@@ -18,9 +18,13 @@ from schemas.gate.checkout import Checkout, HistoryUnreadable
 from schemas.gate.drafts import Past, draft_ids, removal
 from schemas.gate.findings import Finding, Refused
 from schemas.gate.golden import GoldenError, golden_text
-from schemas.gate.lock_rules import lock_findings
+from schemas.gate.lock_rules import entry_findings, lock_findings
+from schemas.gate.text_files import Unreadable, read_text
+from schemas.gate.turns import Busy
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as one JSON object.")
+#: A schema's file with all its spacing; what is published of it may be far less.
+_MOST_BYTES = 1024 * 1024
 _LISTED = ("id", "record", "version", "subject", "fingerprint")
 
 
@@ -36,6 +40,7 @@ def schemas(context: click.Context) -> None:
 @click.pass_obj
 def list_schemas(checkout: Checkout, as_json: bool) -> None:
     """List every published schema by its id on the wire."""
+    _take_turn(checkout, shared=True)
     entries = [{key: entry.get(key) for key in _LISTED} for entry in _catalogue(checkout).entries]
     if as_json:
         click.echo(json.dumps({"schemas": entries}))
@@ -56,6 +61,7 @@ def check(checkout: Checkout, against: str | None, as_json: bool) -> None:
     Exits 1 when a rule is broken; each finding says which field, which rule, and what to do instead.
     """
     _same_checkout(checkout)
+    _take_turn(checkout, shared=True)
     try:
         past = checkout.remembered(against)
     except HistoryUnreadable as error:
@@ -64,6 +70,7 @@ def check(checkout: Checkout, against: str | None, as_json: bool) -> None:
     # Against one commit nobody can tell what is in the others.
     drafts = draft_ids(found.entries, past.locks) if against is None else ()
     broken = gate_findings(found, older=past.locks, drafts=drafts) or _page_findings(checkout, found)
+    broken = (*checkout.leftovers(), *broken)
     if as_json:
         document = {
             "schemas": len(found.entries),
@@ -99,12 +106,19 @@ def add(checkout: Checkout, file: Path, topic: str | None, schema_id: int | None
     Writes the schema, its id, its golden record and docs/events.md, and says what to do next.
     """
     _needs_source(checkout)
-    found, text = checkout.catalogue(), file.read_text(encoding="utf-8")
+    none: dict[str, Any] | None = {"added": None, "next": []} if as_json else None
+    try:
+        text = read_text(file, most_bytes=_MOST_BYTES)
+    except Unreadable as error:
+        remedy = "name a file with the schema as one JSON object in UTF-8, as those in schemas/avro are."
+        _refuse(Refused.because(str(file), "file", f"The file is no schema: {error}.", remedy), none)
+    _take_turn(checkout)
+    found = checkout.catalogue()
     drafts = draft_ids(found.entries, _past(checkout))
     try:
         added = addition(found, text, file=str(file), topic=topic, schema_id=schema_id, drafts=drafts)
     except Refused as error:
-        _refuse(error, {"added": None, "next": []} if as_json else None)
+        _refuse(error, none)
     # Only now: this loads the codec, which refuses to load beside a published schema that was edited.
     from schemas.gate.event_page import event_page
 
@@ -127,11 +141,16 @@ def add(checkout: Checkout, file: Path, topic: str | None, schema_id: int | None
 def golden(checkout: Checkout, name: str, as_json: bool) -> None:
     """Make the bytes of schemas/golden/NAME anew from its record, which was edited; docs/events.md with it."""
     _needs_source(checkout)
+    _take_turn(checkout)
     found = _catalogue(checkout)
+    if malformed := [*entry_findings(found.entries)]:
+        raise click.ClickException("\n".join(f.text() for f in malformed))
     name = Path(name).name
     entry = next((e for e in found.entries if golden_name(e) == name), None)
     if entry is None or name not in found.goldens:
         raise click.ClickException(f"schemas/golden/{name}: expected a golden file of the lock file, holding an object")
+    if entry["file"] not in found.definitions:
+        raise click.ClickException(f"schemas/avro/{entry['file']}: expected its schema; see  inferlog schemas check")
     try:
         record = found.goldens[name].get("record", {})
         text = golden_text(int(entry["id"]), found.definitions[entry["file"]], record)
@@ -157,6 +176,7 @@ def drop(checkout: Checkout, name: str, as_json: bool) -> None:
     Removes its entry, its golden record and its schema file; one that was edited since is kept, to be added again.
     """
     _needs_source(checkout)
+    _take_turn(checkout)
     try:
         dropped = removal(checkout.catalogue(), name, _past(checkout))
     except Refused as error:
@@ -190,6 +210,14 @@ def _catalogue(checkout: Checkout) -> Catalogue:
     return found
 
 
+def _take_turn(checkout: Checkout, *, shared: bool = False) -> None:
+    """Nobody else changes what is published until this command ends."""
+    try:
+        click.get_current_context().with_resource(checkout.turn(shared=shared))
+    except Busy as error:
+        raise click.ClickException(str(error)) from error
+
+
 def _past(checkout: Checkout) -> Past:
     try:
         return checkout.remembered().locks
@@ -203,8 +231,7 @@ def _page_findings(checkout: Checkout, found: Catalogue) -> tuple[Finding, ...]:
         return ()
     from schemas.gate.event_page import event_page  # late, as above
 
-    page = checkout.page.read_text(encoding="utf-8") if checkout.page.exists() else ""
-    if page == event_page(found):
+    if checkout.page_text() == event_page(found):
         return ()
     problem = "docs/events.md is not what the schemas make, and it is what analysts read."
     remedy = "make docs  (what people write on it belongs into schemas/events_preface.md)."

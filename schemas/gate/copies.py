@@ -10,7 +10,7 @@ from typing import Any
 from schemas.gate.catalogue import Catalogue
 from schemas.gate.evolution import Version
 from schemas.gate.findings import Finding
-from schemas.gate.outline import SchemaError, outline, walk
+from schemas.outline import SchemaError, outline, walk
 
 
 def field_paths(definition: Mapping[str, Any]) -> frozenset[str]:

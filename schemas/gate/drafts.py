@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from schemas.gate.catalogue import Catalogue, Entry, golden_name
 from schemas.gate.findings import Refused
+from schemas.gate.lock_rules import entry_findings
 from schemas.lockfile import text_digest
 
 Past = Sequence[tuple[str, Sequence[Entry]]]
@@ -37,6 +38,8 @@ def removal(found: Catalogue, name: str, past: Past) -> Removal:
     """What is left without the newest version of a record, named by its name or its file. Raises Refused."""
     if (lock := found.lock_unreadable()) is not None:
         raise Refused([lock])
+    if broken := tuple(entry_findings(found.entries)):
+        raise Refused(broken)
     named = [e for e in found.entries if name in _names(e)]
     if not named:
         problem = "No version of a record has this name."

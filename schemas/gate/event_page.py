@@ -11,10 +11,9 @@ from schemas import headers
 from schemas.frame import HEADER_BYTES
 from schemas.gate.catalogue import Catalogue, Entry, golden_name
 from schemas.gate.checkout import Checkout
-from schemas.gate.outline import Field, Node, outline, walk
+from schemas.outline import Field, Node, outline, walk
 from schemas.topics import Topic, all_topics
 
-_DAY_MS = 24 * 3600 * 1000
 _HEX_WIDTH = 96
 _HEADERS = (
     (headers.SCHEMA, "full name of the record"),
@@ -47,7 +46,7 @@ def _overview(trees: dict[str, Node], newest: dict[str, Entry], topics: dict[str
     rows = []
     for record, tree in trees.items():
         topic = topics.get(record)
-        kept = (_topic_name(newest[record], topic), topic.key if topic else "", _retention(topic) if topic else "")
+        kept = (_topic_name(newest[record], topic), topic.key if topic else "", topic.kept if topic else "")
         first = tree.doc.partition(". ")[0].rstrip(".")
         link = f"[{tree.short_name}](#{tree.short_name.lower()})"
         rows.append((link, f"`{kept[0]}`", *kept[1:], _words(first)))
@@ -67,7 +66,7 @@ def _section(found: Catalogue, tree: Node, topic: Topic | None) -> str:
     else:
         grows = ", more where load asks for it" if topic.may_grow else ""
         count = "1 partition" if topic.partitions == 1 else f"{topic.partitions} partitions"
-        lines[-1] += f", key: {topic.key}, {count}{grows}, kept {_retention(topic)}. {topic.why}\n"
+        lines[-1] += f", key: {topic.key}, {count}{grows}, kept {topic.kept}. {topic.why}\n"
     lines.append(_fields(tree, _since(found, entries)) + "\n")
     versions = ", ".join(f"{e['version']} (id {e['id']}, `schemas/avro/{e['file']}`)" for e in entries)
     lines.append(f"Versions: {versions}.\n")
@@ -132,12 +131,6 @@ def _topic_name(entry: Entry, topic: Topic | None) -> str:
     return topic.name if topic else str(entry["subject"]).removesuffix("-value")
 
 
-def _retention(topic: Topic) -> str:
-    if topic.cleanup_policy == "compact":
-        return "for ever, the newest per key"
-    return "for ever" if topic.retention_ms < 0 else f"{topic.retention_ms // _DAY_MS} days"
-
-
 def _type(node: Node) -> str:
     if node.nullable is not None:
         return f"null or {_type(node.nullable)}"
@@ -170,4 +163,5 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 if __name__ == "__main__":
     checkout = Checkout()
-    checkout.page.write_text(event_page(checkout.catalogue()), encoding="utf-8")
+    with checkout.turn():
+        checkout.write_page(event_page(checkout.catalogue()))

@@ -14,13 +14,14 @@ from typing import Any, cast
 
 import fastavro
 
+from schemas.announcement import require_bounded
 from schemas.compatibility import avro_refusals, parsed_by_avro
 from schemas.frame import NoSchema, parsed
 from schemas.gate.changes import change_findings
 from schemas.gate.findings import Finding
 from schemas.gate.house_rules import form_findings
-from schemas.gate.outline import Node, SchemaError, outline
 from schemas.lockfile import text_digest
+from schemas.outline import Node, SchemaError, outline
 
 Definition = dict[str, Any]
 
@@ -51,6 +52,12 @@ def may_follow(candidate: Version, earlier: Sequence[Version]) -> tuple[Finding,
     # Ours first, since it says what to do; the libraries would refuse some of it too.
     if problems := form_findings(newer):
         return problems + _compared(newer, candidate, earlier, malformed=problems)
+    try:
+        require_bounded(newer)
+    except SchemaError as error:
+        problem = f"Running programs would not learn this schema: {error}."
+        remedy = "leave that out; to a program of an earlier release it looks like an attack."
+        return (Finding(record=newer.name, path="", rule="learnable", problem=problem, remedy=remedy),)
     for parse in (parsed, parsed_by_avro):
         try:
             parse(candidate.definition)

@@ -16,7 +16,7 @@ from uuid import UUID, uuid5
 
 from schemas.frame import header
 from schemas.gate.evolution import Definition, Undecodable, read, write
-from schemas.gate.outline import Absent, Node, outline
+from schemas.outline import Absent, Node, outline
 from schemas.plain import to_plain
 
 _NOON = datetime(2026, 3, 2, 12, 0, tzinfo=timezone.utc)

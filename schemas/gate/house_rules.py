@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from schemas.gate.findings import Finding
-from schemas.gate.outline import Absent, Field, Node, walk
+from schemas.outline import Absent, Field, Node, walk
 from schemas.ranges import INT_MAX, LONG_MAX
 
 _NAMESPACE = re.compile(r"inferlog\.[a-z][a-z0-9_]*\.v[1-9][0-9]*")

@@ -9,6 +9,7 @@ from schemas.frame import NoSchema, fingerprint
 from schemas.gate.catalogue import Catalogue, Entry, drop_advice, golden_name
 from schemas.gate.findings import Finding
 from schemas.lockfile import LOCK_FILE, text_digest
+from schemas.ranges import INT_MAX
 
 _KINDS: dict[str, type] = {
     "id": int,
@@ -29,7 +30,7 @@ def lock_findings(found: Catalogue, *, drafts: Collection[int] = ()) -> tuple[Fi
     """
     if (lock := found.lock_unreadable()) is not None:
         return (lock,)
-    broken = [*found.unreadable(drafts), *_entries(found.entries)]
+    broken = [*found.unreadable(drafts), *entry_findings(found.entries)]
     if broken:
         return tuple(broken)
     fixed = (f for e in found.entries for f in fixed_findings(e["record"], e["version"]))
@@ -84,12 +85,17 @@ def _grown(older: Sequence[Entry], newer: Sequence[Entry], since: str) -> Iterat
         yield _lock(None, "append-only", problem, f"restore the order; {_ADD}.")
 
 
-def _entries(entries: Sequence[Entry]) -> Iterator[Finding]:
+def entry_findings(entries: Sequence[Entry]) -> Iterator[Finding]:
+    """Entries that lack something, or have it of another type; nothing else can be asked of them then."""
     for entry in entries:
         for key, kind in _KINDS.items():
             if not isinstance(entry.get(key), kind) or isinstance(entry[key], bool):
                 problem = f"{key} is {entry.get(key)!r}, expected {kind.__name__}."
-                yield _lock(entry, "entry", problem, f"restore the entry; {_ADD}.", path=key)
+            elif kind is int and not 1 <= entry[key] <= INT_MAX:
+                problem = f"{key} is {entry[key]}, expected 1 to {INT_MAX}."
+            else:
+                continue
+            yield _lock(entry, "entry", problem, f"restore the entry; {_ADD}.", path=key)
 
 
 def _numbers(entries: Sequence[Entry]) -> Iterator[Finding]:

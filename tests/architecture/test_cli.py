@@ -41,7 +41,7 @@ def test_help_says_what_it_does_and_shows_an_example_of_itself(name: str) -> Non
             assert parameter.help, parameter.name
 
 
-@pytest.mark.parametrize("name", ["customers", "keys", "models", "billing", "outbox"])
+@pytest.mark.parametrize("name", ["customers", "keys", "models", "billing", "outbox", "dead-letters"])
 def test_help_of_a_group_shows_an_example_of_its_commands(name: str) -> None:
     group = cli.get_command(click.Context(cli), name)
     assert isinstance(group, click.Group)

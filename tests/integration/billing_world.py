@@ -20,7 +20,7 @@ from infra.settings import BillingSettings, billing_settings
 from streams.billing.intents import HOUR, last_sealed_hour
 from streams.billing.outcome import PassReport, Policy
 from streams.billing.pacing import Pace
-from streams.billing.reconcile import Comparison, compare
+from streams.billing.reconcile import Compared, Comparison, compare
 from streams.billing.reporter import Reporter
 from streams.billing.reports import Reports
 from streams.billing.sender import Edge
@@ -33,6 +33,19 @@ SENDS = {"path": "/v1/billing/meter_events", "method": "POST"}
 POLICY = Policy(environment="test", seal_after_s=600)
 
 Wrap = Callable[[Any], Any]
+
+
+async def count_beyond_the_calendar(connection: Connection) -> None:
+    """Usage in hours that Postgres has and no calendar, as rows from before the table refused them."""
+    for (name,) in await connection.fetch(
+        "SELECT conname FROM pg_constraint WHERE conrelid = 'usage_hourly'::regclass AND contype = 'c'"
+    ):
+        await connection.execute(f'ALTER TABLE usage_hourly DROP CONSTRAINT "{name}"')
+    await connection.execute(
+        "INSERT INTO usage_hourly (customer_id, hour, model, version, price_id, meter, quantity) "
+        "SELECT 'acme', hour, 'digits', repeat('a', 64), 'standard-v1', 'items', 7 "
+        "FROM unnest(ARRAY['-infinity', '2000-01-01 BC', '20000-01-01', 'infinity']::timestamptz[]) AS strange (hour)"
+    )
 
 
 class World:
@@ -181,18 +194,21 @@ class World:
         async with self.reporter(**options) as reporter:
             return await reporter.run_once()
 
-    async def differing(self) -> list[Comparison]:
-        """What `inferlog billing compare` would complain about."""
+    async def compared(self) -> Compared:
+        """What `inferlog billing compare` would find."""
         pace = Pace(calls_per_s=20, monotonic=lambda: self._monotonic_s, sleep=self._sleep)
         async with open_gateway(self.settings.stripe, pace=pace) as gateway:
-            found = await compare(
+            return await compare(
                 self._connection,
                 gateway,
                 environment="test",
                 last_sealed=last_sealed_hour(self.now, seal_after_s=600, include_open_hours=False),
                 now=self.now,
             )
-        return [comparison for comparison in found.pairs if comparison.differing]
+
+    async def differing(self) -> list[Comparison]:
+        """What it would complain about."""
+        return [comparison for comparison in (await self.compared()).pairs if comparison.differing]
 
 
 @asynccontextmanager

@@ -117,7 +117,7 @@ def taught(definition: dict[str, Any], record: str) -> Codec:
         event_id=schema_id_event(BEYOND),
         occurred_at=datetime(2027, 1, 1, tzinfo=timezone.utc),
         schema_id=BEYOND,
-        subject="later",
+        subject=versions_of(record)[-1].subject,
         version=99,
         record=record,
         fingerprint=fingerprint(definition),

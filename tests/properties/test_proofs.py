@@ -9,7 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from schemas.records import UsageRecorded
-from streams.replay.proofs import LedgerKey, LedgerProof, hour_start, least_spare
+from streams.replay.limits import least_spare
+from streams.replay.proofs import LedgerKey, LedgerProof, hour_start
 from tests.unit.streams.usage_samples import usage
 
 admissions = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 4)), min_size=1, max_size=25).map(sorted)

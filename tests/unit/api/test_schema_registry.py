@@ -138,6 +138,15 @@ def test_a_schema_of_newer_programs_is_shown_and_a_known_id_keeps_its_meaning() 
     assert [e.version for e in catalogue.versions(USAGE_SUBJECT)] == [1, 2]
 
 
+def test_a_version_that_is_there_already_is_shown_by_its_id_only() -> None:
+    catalogue = Catalogue(locked_schemas())
+    (first,) = catalogue.versions("inference.usage.v1-value")
+    assert catalogue.learn(published(900, 1, {**json.loads(first.text), "doc": "Another first."}))
+    assert list(catalogue.versions("inference.usage.v1-value")) == [first]
+    assert catalogue.version("inference.usage.v1-value", "latest") is first
+    assert "Another first." in catalogue.by_id("900").text
+
+
 def published(number: int, version: int, definition: Any) -> SchemaPublished:
     return SchemaPublished(
         event_id=UUID(int=number), occurred_at=NOON, schema_id=number, subject="inference.usage.v1-value",

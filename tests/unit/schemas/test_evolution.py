@@ -13,7 +13,7 @@ from schemas.compatibility import avro_refusals, compatibility_messages
 from schemas.gate import evolution
 from schemas.gate.evolution import Version, may_follow, write
 from schemas.gate.golden import datum_of, golden_body, golden_text
-from schemas.gate.outline import Absent, outline
+from schemas.outline import Absent, outline
 
 MICROS = {"type": "long", "logicalType": "timestamp-micros"}
 UUID = {"type": "string", "logicalType": "uuid"}

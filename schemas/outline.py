@@ -11,6 +11,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+#: The most types inside one another, and the most altogether, a named one counted wherever it is used. Ours are 6 deep
+#: and of about 50; a schema of a few lines can say 2^30, and reading its records takes as many steps.
+MAX_DEPTH = 32
+MAX_TYPES = 1000
+
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 
 
@@ -44,7 +49,8 @@ class Field:
 class Node:
     """One type. Only the attributes of its `kind` are filled.
 
-    `name` is the full name of a record, enum or fixed; `items` what an array or a map holds; `branches` a union's.
+    `name` is the full name of a record, enum or fixed; `items` what an array or a map holds; `branches` a union's;
+    `size` a fixed's, as the schema has it.
     """
 
     kind: str
@@ -53,6 +59,7 @@ class Node:
     doc: str = ""
     aliases: tuple[str, ...] = ()
     symbols: tuple[str, ...] = ()
+    size: Any = None
     default: Any = Absent.DEFAULT
     fields: tuple[Field, ...] = ()
     items: Node | None = None
@@ -72,7 +79,10 @@ class Node:
 
 
 def outline(definition: Any) -> Node:
-    """The tree of a parsed `.avsc`. Raises SchemaError for a type that is no type, and for one that holds itself."""
+    """The tree of a parsed `.avsc`, at most MAX_DEPTH deep and of MAX_TYPES types.
+
+    Raises SchemaError for a type that is no type, for one that holds itself and for a larger tree.
+    """
     return _Reader().node(definition, namespace="", place="the schema")
 
 
@@ -96,12 +106,14 @@ def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
 class _Reader:
     def __init__(self) -> None:
         self._named: dict[str, Node | None] = {}  # None while a type is being read
+        self._measured: dict[int, tuple[int, int]] = {}  # depth and number of types by id of a node with types inside
 
     def node(self, found: Any, *, namespace: str, place: str) -> Node:
         if isinstance(found, str):
             return Node(kind=found) if found in PRIMITIVES else self._reference(found, namespace, place)
         if isinstance(found, list):
-            return Node(kind="union", branches=tuple(self.node(one, namespace=namespace, place=place) for one in found))
+            branches = tuple(self.node(one, namespace=namespace, place=place) for one in found)
+            return self._bounded(Node(kind="union", branches=branches), place)
         if not isinstance(found, dict) or "type" not in found:
             raise SchemaError(f"{place}: expected a type, found {found!r}")
         kind = found["type"]
@@ -112,10 +124,22 @@ class _Reader:
             return Node(kind=kind, logical=logical)
         if kind in ("array", "map"):
             inner = found.get("items" if kind == "array" else "values")
-            return Node(kind=kind, logical=logical, items=self.node(inner, namespace=namespace, place=place))
+            items = self.node(inner, namespace=namespace, place=place)
+            return self._bounded(Node(kind=kind, logical=logical, items=items), place)
         if kind in ("record", "enum", "fixed"):
             return self._definition(found, kind, logical, namespace, place)
         return self._reference(str(kind), namespace, place)
+
+    def _bounded(self, node: Node, place: str) -> Node:
+        inside = [self._measured.get(id(one), (1, 1)) for _, one in children("", node)]
+        depth = 1 + max((d for d, _ in inside), default=0)
+        count = 1 + sum(c for _, c in inside)
+        if depth > MAX_DEPTH:
+            raise SchemaError(f"{place}: types are inside one another {depth} deep, expected at most {MAX_DEPTH}")
+        if count > MAX_TYPES:
+            raise SchemaError(f"{place}: there are {count} types in it, counted wherever used, at most {MAX_TYPES} may")
+        self._measured[id(node)] = depth, count
+        return node
 
     def _reference(self, name: str, namespace: str, place: str) -> Node:
         full = name if "." in name or not namespace else f"{namespace}.{name}"
@@ -144,10 +168,11 @@ class _Reader:
             doc=str(found.get("doc") or ""),
             aliases=_list(found, "aliases", name),
             symbols=_list(found, "symbols", name),
+            size=found.get("size"),
             default=found.get("default", Absent.DEFAULT),
             fields=tuple(self._field(f, namespace, name) for f in _list(found, "fields", name)),
         )
-        self._named[name] = node
+        self._named[name] = self._bounded(node, place)
         return node
 
     def _field(self, found: Any, namespace: str, record: str) -> Field:
