@@ -16,9 +16,6 @@ from infra.schema_publish import SchemaConflict
 from infra.settings import operator_settings
 from schemas.topics import DEFAULT_POOL, Topic, all_topics, require_pool_name
 
-_DAY_MS = 24 * 3600 * 1000
-
-
 _pools = click.option(
     "--pool",
     "pools",
@@ -115,6 +112,7 @@ def _row(topic: Topic) -> dict[str, object]:
         "partitions": topic.partitions,
         "may_grow": topic.may_grow,
         "retention_ms": topic.retention_ms,
+        "kept": topic.kept,
         "cleanup_policy": topic.cleanup_policy,
         "max_message_bytes": topic.max_message_bytes,
         "why": topic.why,
@@ -122,10 +120,5 @@ def _row(topic: Topic) -> dict[str, object]:
 
 
 def _layout(row: dict[str, object]) -> str:
-    kept = row["retention_ms"]
-    if row["cleanup_policy"] == "compact":
-        kept_words = "the newest record of each key kept for ever"
-    else:
-        kept_words = f"kept {kept // _DAY_MS} days" if isinstance(kept, int) and kept >= 0 else "kept for ever"
     count = f"{row['partitions']} partition" + ("" if row["partitions"] == 1 else "s")
-    return f"{count}{' or more' if row['may_grow'] else ''}, {kept_words}"
+    return f"{count}{' or more' if row['may_grow'] else ''}, kept {row['kept']}"

@@ -29,7 +29,6 @@ from schemas.topics import DEFAULT_POOL, SCHEMAS, Topic, all_topics, requests_to
 _MIGRATION_LOCK = 0x1F_E0_10_6
 _PROVISION_LOCK = 0x1F_E0_10_A
 _TURN_WITHIN_S = 60.0
-_DAY_MS = 24 * 3600 * 1000
 #: How much longer large tensors are kept than their records may be: Kafka deletes whole segments, up to a week
 #: (segment.ms) after their first record was old enough.
 _BLOBS_OUTLIVE_DAYS = 8
@@ -198,7 +197,7 @@ class _Expiry:
 
 def blobs_live_days() -> int:
     """How long large tensors are kept: longer than any record that names them."""
-    return requests_topic().retention_ms // _DAY_MS + _BLOBS_OUTLIVE_DAYS
+    return (requests_topic().retention_days or 0) + _BLOBS_OUTLIVE_DAYS
 
 
 def _expire_blobs(store: Store, progress: Callable[[str], None]) -> _Expiry:

@@ -98,4 +98,4 @@ def test_topics_are_listed_with_their_reasons() -> None:
     assert [row["name"] for row in rows] == [t.name for t in all_topics(("gpu-a",))]
     assert all(row["why"] in listed for row in rows)
     assert "8 partitions or more, kept 40 days" in listed
-    assert "1 partition, the newest record of each key kept for ever" in listed
+    assert "1 partition, kept for ever, the newest per key" in listed
