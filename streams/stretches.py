@@ -62,7 +62,7 @@ def stretches(records: Iterable[Located]) -> list[Stretch]:
                 f"at {r.follows}"
             )
         else:
-            known[0] = min(known[0], r.follows)
+            # The begin stays the first one, also when the reader went back: what lies between was read by nobody here.
             known[1] = max(known[1], r.offset + 1)
     return [Stretch(topic=t, partition=p, begin=begin, end=end) for (t, p), (begin, end) in sorted(reach.items())]
 

@@ -79,6 +79,20 @@ def test_one_record_left_out_is_noticed_before_anything_after_it_is_kept(
         pytest.fail("the record that was left out was not missed")
 
 
+@given(logs, sizes, st.data())
+def test_going_back_does_not_hide_what_was_left_out(log: list[int], sizes: list[int], data: st.DataObject) -> None:
+    """The ledger is below the first record that this reader has, which goes back in the same batch."""
+    begin = data.draw(st.integers(1, len(log)))
+    position = data.draw(st.integers(0, log[begin - 1]))  # that record, and perhaps more before it, was not counted
+    after = read(log[begin:], log[begin - 1] + 1)
+    back = data.draw(st.integers(0, begin - 1))
+    again = read(log[:back], 0)
+    if not after:
+        return
+    with pytest.raises(Skipped):
+        advanced(position, [*after, *again])
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1000)), min_size=1))
 def test_the_end_is_one_past_the_highest_offset_of_each_partition(places: list[tuple[int, int]]) -> None:
     records = [RawRecord(topic="t", partition=p, offset=o, follows=0, key=None, value=None) for p, o in places]
