@@ -95,6 +95,10 @@ class SettingsReader:
         """The setting as a whole number between `low` and `high`."""
         return int(self.number(name, default, low=low, high=high))
 
+    def refuse(self, why: str) -> None:
+        """Note a mistake that a bound alone does not explain."""
+        self._mistakes.append(why)
+
     def finish(self) -> None:
         """Raise SettingsError listing every mistake met so far."""
         if self._mistakes:

@@ -25,7 +25,7 @@ from infra.servers import (
     s3_of,
     stripe_of,
 )
-from schemas.topics import POOL_NAME
+from schemas.topics import POOL_NAME, requests_topic
 
 __all__ = [
     "ENV_FILE",
@@ -106,7 +106,8 @@ class StreamsSettings:
     waits for a silent worker before it gives its partitions to another. `rewind`: on start, move the group back to the
     ledger's position when that is behind (a restored database), instead of refusing; `skip_gone`: go on after records
     that the topic lost before they were counted; `set_aside_all`: set a large batch aside even if
-    nothing in it is good.
+    nothing in it is good. `horizon_days`: how long the ledger knows what it has counted; `future_s`: how far
+    ahead of its clock a record's time may lie.
     """
 
     kafka: KafkaSettings
@@ -121,6 +122,8 @@ class StreamsSettings:
     rewind: bool
     skip_gone: bool
     set_aside_all: bool
+    horizon_days: int
+    future_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,10 +139,11 @@ class BillingSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
-    """Readers of the log and the tables. No Stripe key: replay cannot bill."""
+    """Readers of the log and the tables. No Stripe key: replay cannot bill. `future_s` is the ledger's."""
 
     kafka: KafkaSettings
     postgres: PostgresSettings
+    future_s: float = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +160,24 @@ class OperatorSettings:
 def _environment(r: SettingsReader) -> str:
     """Short name of the installation, part of every key and of Stripe identifiers."""
     return r.choice("INFERLOG_ENVIRONMENT", "[a-z0-9]{1,12}", "test", "1 to 12 of a-z and 0-9")
+
+
+def _horizon_days(r: SettingsReader) -> int:
+    """At least as long as a worker may repeat usage: for as long as the queues keep the requests."""
+    least = requests_topic().retention_days or 0
+    days = r.number("INFERLOG_LEDGER_HORIZON_DAYS", 40, low=0, high=3650)
+    if not days >= least or days != int(days):
+        r.refuse(
+            f"INFERLOG_LEDGER_HORIZON_DAYS is {days:g}, expected whole days from {least}: a worker that has lost its "
+            f"position repeats usage for as long as its queue keeps requests, {least} days, and with a shorter horizon "
+            "the ledger would set usage aside that it has counted"
+        )
+    return int(days)
+
+
+def _future_s(r: SettingsReader) -> float:
+    """More than clocks of two machines differ; a day ahead is no difference of clocks."""
+    return r.number("INFERLOG_LEDGER_FUTURE_S", 300.0, low=1, high=86400)
 
 
 def _claim_check_bytes(r: SettingsReader) -> int:
@@ -233,6 +255,8 @@ def streams_settings(env: Mapping[str, str] | None = None) -> StreamsSettings:
         rewind=r.choice("INFERLOG_LEDGER_REWIND", "[01]", "0", "0 or 1") == "1",
         skip_gone=r.choice("INFERLOG_LEDGER_SKIP_GONE", "[01]", "0", "0 or 1") == "1",
         set_aside_all=r.choice("INFERLOG_LEDGER_SET_ASIDE_ALL", "[01]", "0", "0 or 1") == "1",
+        horizon_days=_horizon_days(r),
+        future_s=_future_s(r),
     )
     r.finish()
     return settings
@@ -255,7 +279,7 @@ def billing_settings(env: Mapping[str, str] | None = None) -> BillingSettings:
 def replay_settings(env: Mapping[str, str] | None = None) -> ReplaySettings:
     """Settings of `inferlog verify` and the replay commands. Raises SettingsError."""
     r = SettingsReader(load_environment() if env is None else env)
-    settings = ReplaySettings(kafka=kafka_of(r), postgres=postgres_of(r))
+    settings = ReplaySettings(kafka=kafka_of(r), postgres=postgres_of(r), future_s=_future_s(r))
     r.finish()
     return settings
 

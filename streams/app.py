@@ -10,6 +10,7 @@ import errno
 import logging
 import socket
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import faust
@@ -25,6 +26,7 @@ from schemas.topics import USAGE
 from streams.agents import register_usage_agent
 from streams.consumer import LedgerTransport
 from streams.dead_letters import RawRecord
+from streams.dedup_pruner import Pruner
 from streams.delivery import Delivery
 from streams.ledger import Ledger
 from streams.loop import UsageLoop
@@ -90,8 +92,17 @@ class LedgerApp(faust.App):
             give_up_s=s.give_up_s,
             learn_schemas=self.schemas.catch_up,
             set_aside_all=s.set_aside_all,
+            ahead=timedelta(seconds=s.future_s),
         )
         topic = USAGE.in_namespace(s.kafka.namespace)
+        group = ledger_group(s.kafka.namespace)
+        self.pruner = Pruner(
+            s.postgres,
+            group=group,
+            topic=topic.name,
+            partitions=topic.partitions,
+            horizon=timedelta(days=s.horizon_days),
+        )
         self.watchdog = Watchdog(
             s.kafka,
             topic=topic.name,
@@ -103,11 +114,11 @@ class LedgerApp(faust.App):
         )
         await self._settle(topic.name)
         if s.mode == "loop":
-            group = ledger_group(s.kafka.namespace)
             self.loop_reader = UsageLoop(s, topic=topic.name, group=group, delivery=self.delivery, beacon=self.beacon)
             await self.add_runtime_dependency(self.loop_reader)
         self.watermark = Watermark(s.kafka, s.postgres, assigned=self.assigned)
         self.add_future(self.watermark.run())  # it never fails either
+        self.add_future(self.pruner.run())  # nor does it
 
     def new_ledger(self, pool: Any) -> Ledger:
         """The ledger behind this app."""
@@ -120,14 +131,13 @@ class LedgerApp(faust.App):
         ends = loop.time() + s.give_up_s
         while True:
             try:
-                next_offsets = await self.ledger.positions(topic)
                 await settle_positions(
                     s.kafka,
                     group=ledger_group(s.kafka.namespace),
                     topic=topic,
                     partitions=USAGE.partitions,
-                    next_offsets=next_offsets,
-                    place=lambda places: self.ledger.place(topic, places),
+                    positions=lambda: self.ledger.positions(topic),
+                    move=lambda moves: self.ledger.move(topic, moves),
                     rewind=s.rewind,
                     skip_gone=s.skip_gone,
                 )
@@ -211,9 +221,10 @@ def _pages(app: LedgerApp) -> None:
     async def healthz(view: Any, request: Any) -> Any:
         d, w = app.delivery, app.watchdog
         status = 503 if w.stalled else 200
-        body: dict[str, Any] = {"records": d.records, "counted": d.counted, "dead_letters": d.dead}
+        body: dict[str, Any] = d.figures()
         body |= {"lag": w.lag, "holding": d.holding, "stalled": w.stalled, "outbox": app.relay.standing.figures()}
         body |= {"schemas": app.schemas.figures(), "watermark": app.watermark.why}
+        body |= {"dedup": app.pruner.figures()}
         return view.json(body, status=status)
 
     @app.page("/readyz")

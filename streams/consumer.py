@@ -72,10 +72,12 @@ class LedgerConsumer(kafka_driver.Consumer):
 
     def cover(self, stretches: Sequence[Stretch]) -> None:
         """The ledger holds everything below these ends: they may be committed, and will be within the interval."""
+        mine = self.assignment()
         for stretch in stretches:
             place = TP(stretch.topic, stretch.partition)
-            self._covered[place] = stretch.end
-            self.in_hand.cover(place, stretch.end)
+            if place in mine:
+                self._covered[place] = stretch.end
+                self.in_hand.cover(place, stretch.end)
 
     async def _getmany(self, active_partitions: set[TP] | None, timeout: float) -> Any:
         """What was fetched, or nothing for a moment while too much is in hand."""

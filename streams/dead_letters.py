@@ -36,7 +36,7 @@ KIND_PATTERNS: Final = (
     (Kind.UNKNOWN_SCHEMA, r"^schema id [0-9]+ is unknown"),
     (Kind.CONTRADICTING, r"^request [0-9a-f-]+: differs from"),
     (Kind.FUTURE, r"^occurred_at: .*future"),
-    (Kind.HORIZON, r"^occurred_at: .*horizon"),
+    (Kind.HORIZON, r"^(occurred_at|request_id): .*horizon"),
     (Kind.UNFIT, r"^[a-z_]+: "),  # the field is named first
     (Kind.UNFIT, r"^[A-Za-z]+Error: "),  # Postgres refused a value of it
     (Kind.UNDECODABLE, r""),

@@ -10,27 +10,19 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from datetime import datetime, timezone
-from typing import Protocol
+from datetime import datetime, timedelta, timezone
 
 from infra.kafka import BusUnavailable
 from infra.postgres import is_data_error, is_outage
-from schemas.codec import DecodeError, UnknownSchema, decode_at
+from infra.schema_feed import learn_nothing
 from schemas.evidence import dead_letter
-from schemas.records import DeadLetter, UsageRecorded
+from schemas.records import DeadLetter
 from streams.dead_letters import RawRecord, refuse_if_systemic
-from streams.projections import (
-    Counted,
-    LocatedUsage,
-    Turns,
-    UnfitRecord,
-    check_fit,
-    content_digest,
-    in_turns,
-)
-from streams.stretches import Stretch, stretches
+from streams.dedup import AHEAD, Overtaken, sift
+from streams.ports import Transaction, TransactionSource
+from streams.projections import LocatedUsage, Turns, in_turns
+from streams.sorting import SortedBatch, sort_in_steps
+from streams.stretches import Stretch
 
 log = logging.getLogger(__name__)
 
@@ -44,75 +36,13 @@ class LedgerUnavailable(RuntimeError):
     """A server was away longer than a batch may be held. The batch is unacknowledged and will be read again."""
 
 
-class Transaction(Protocol):
-    """What a batch needs of an open ledger transaction (streams.ledger.LedgerTransaction fits)."""
-
-    async def count(self, usages: Sequence[LocatedUsage]) -> Counted:
-        """Bill what was never billed, inside a savepoint, and tell what contradicts what was."""
-
-    async def set_aside(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
-        """Keep dead letters; returns those that were not kept before."""
-
-    async def advance(self, stretches: Sequence[Stretch]) -> None:
-        """Move the position forward. Raises Skipped when a stretch does not follow it."""
-
-    async def tell(self, letters: Sequence[DeadLetter]) -> None:
-        """Have letters put on the dead-letter topic once this is committed."""
-
-
-class TransactionSource(Protocol):
-    """What opens ledger transactions (streams.ledger.Ledger fits)."""
-
-    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        """A transaction that commits when its block ends."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SortedBatch:
-    """A batch after decoding: what may be counted, what is set aside, and how far it reaches.
-
-    `unlearnt` says that some are set aside because their schema's id is unknown to this process. `total` counts all.
-    """
-
-    total: int
-    usages: Turns
-    dead: list[DeadLetter]
-    stretches: list[Stretch]
-    unlearnt: bool
-
-
-def sort_out(records: Sequence[RawRecord], *, now: datetime) -> SortedBatch:
-    """Decode each record; undecodable and unfit ones become dead letters of this moment. Raises Skipped."""
-    usages: list[LocatedUsage] = []
-    dead: list[DeadLetter] = []
-    unlearnt = False
-    for source in records:
-        try:
-            record = decode_at(source, UsageRecorded)
-            check_fit(record)
-        except DecodeError as error:
-            unlearnt = unlearnt or isinstance(error, UnknownSchema)
-            dead.append(dead_letter(source, error.reason, occurred_at=now))
-        except UnfitRecord as error:
-            dead.append(dead_letter(source, str(error), occurred_at=now))
-        else:
-            usages.append(LocatedUsage(record=record, source=source, digest=content_digest(record)))
-    return SortedBatch(
-        total=len(records), usages=in_turns(usages), dead=dead, stretches=stretches(records), unlearnt=unlearnt
-    )
-
-
-async def _learn_nothing() -> None:
-    """What a process does that knows all schemas it will ever know."""
-
-
 class Delivery:
     """Writes batches to the ledger, each until it is in or `give_up_s` seconds have passed.
 
     `learn_schemas` returns once this process knows every schema that was published before the call; it raises
     BusUnavailable when it cannot. With `set_aside_all`, a large batch without one good record is set aside like any
-    other bad record instead of being refused. `holding` says why a batch is being held right now, and is None while
-    nothing is.
+    other bad record instead of being refused. `ahead` is how far past the ledger's clock a record's time may lie.
+    `holding` says why a batch is being held right now, and is None while nothing is.
     """
 
     def __init__(
@@ -120,8 +50,9 @@ class Delivery:
         ledger: TransactionSource,
         *,
         give_up_s: float,
-        learn_schemas: Callable[[], Awaitable[None]] = _learn_nothing,
+        learn_schemas: Callable[[], Awaitable[None]] = learn_nothing,
         set_aside_all: bool = False,
+        ahead: timedelta = AHEAD,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
@@ -130,6 +61,7 @@ class Delivery:
         self._give_up_s = give_up_s
         self._learn_schemas = learn_schemas
         self._set_aside_all = set_aside_all
+        self._ahead = ahead
         self._sleep = sleep
         self._clock = clock
         self._jitter = jitter
@@ -137,11 +69,26 @@ class Delivery:
         self.records = 0
         self.counted = 0
         self.dead = 0
+        self.batches = 0
+        self.hour_rows = 0
+        self.batch_s: float | None = None
 
     @property
     def holding(self) -> str | None:
         """Why a batch is being held, by server."""
         return "; ".join(self._waits.values()) or None
+
+    def figures(self) -> dict[str, object]:
+        """What became of the records since this process began; `batch_s` is how long the last batch took."""
+        return {
+            "records": self.records,
+            "counted": self.counted,
+            "duplicates": self.records - self.counted - self.dead,
+            "dead_letters": self.dead,
+            "batches": self.batches,
+            "batch_s": None if self.batch_s is None else round(self.batch_s, 4),
+            "hour_rows": self.hour_rows,
+        }
 
     async def deliver(self, records: Sequence[RawRecord]) -> list[Stretch]:
         """Return when every record of the batch is counted, known already, or a dead letter: what may be committed.
@@ -155,18 +102,19 @@ class Delivery:
     async def prepare(self, records: Sequence[RawRecord]) -> SortedBatch:
         """The first half of `deliver`, which writes nothing: decode, and learn what newer writers wrote."""
         began = self._clock()
-        batch = sort_out(records, now=datetime.now(timezone.utc))
+        batch = await sort_in_steps(records, began_s=began)
         if batch.unlearnt:
             # Their writers may just be newer than this process. Schemas are on their topic before records that use
             # them, so that asking once, after the records were read, tells; and once per batch, however many there are.
             await self._held(self._learn_schemas, server="Kafka", began=began)
-            batch = sort_out(records, now=datetime.now(timezone.utc))
+            batch = await sort_in_steps(records, began_s=began)
         self._refuse_if_systemic(batch.dead, total=batch.total)
         return batch
 
     async def write(self, batch: SortedBatch) -> list[Stretch]:
         """The second half of `deliver`. Batches of a reader are written in the order in which they were read."""
-        await self._held(lambda: self._write(batch), server="Postgres", began=self._clock())
+        await self._held(lambda: self._write(batch), server="Postgres", began=batch.began_s)
+        self.batch_s = self._clock() - batch.began_s
         return batch.stretches
 
     async def _held(self, attempt: Callable[[], Awaitable[None]], *, server: str, began: float) -> None:
@@ -197,29 +145,55 @@ class Delivery:
             self._waits.pop(server, None)
 
     async def _write(self, batch: SortedBatch) -> None:
+        while True:
+            try:
+                await self._transact(batch)
+                return
+            except Overtaken as error:  # each time it is, somebody else has come further
+                log.warning("a batch is judged anew: %s", error)
+
+    async def _transact(self, batch: SortedBatch) -> None:
         # All of it is one Postgres transaction, so dying anywhere before COMMIT costs nothing: the batch is read again.
-        # 1  count what was never counted    2  set the bad records aside    3  move the position
-        # 4  put the letters that are new into the outbox: last, since other writers of facts wait from here on
-        # 5  COMMIT    dying after it, or not learning its outcome: the batch is read again, counts nothing twice and
+        # 1  look at the horizon and the positions, and take out what is of no time to be counted
+        # 2  count what was never counted    3  set the bad records aside    4  move the position
+        # 5  put the letters that are new into the outbox: last, since other writers of facts wait from here on
+        # 6  COMMIT    dying after it, or not learning its outcome: the batch is read again, counts nothing twice and
         #    tells nothing twice, because none of its letters is new
-        # 6  (the caller) have the ends of the stretches committed to Kafka
+        # 7  (the caller) have the ends of the stretches committed to Kafka
         now = datetime.now(timezone.utc)
-        counted = 0
+        counted = hour_rows = 0
         dead = list(batch.dead)
         async with self._ledger.transaction() as transaction:
-            for usages in batch.usages.turns:
-                new, refused = await self._settle(transaction, usages)
+            fit, objections = await self._fit(transaction, batch)
+            dead += [dead_letter(u.source, reason, occurred_at=now) for u, reason in objections]
+            for usages in fit.turns:
+                new, rows, refused = await self._settle(transaction, usages)
                 counted += new
-                dead += [x for u, reason in refused for x in _letters(u, batch.usages, reason, now=now)]
+                hour_rows += rows
+                dead += [x for u, reason in refused for x in _letters(u, fit, reason, now=now)]
             self._refuse_if_systemic(dead, total=batch.total)
             new_letters = await transaction.set_aside(dead)
             await transaction.advance(batch.stretches)
             await transaction.tell(new_letters)
+        self.batches += 1
+        self.hour_rows += hour_rows
         self.records += batch.total
         self.counted += counted
         self.dead += len(dead)
         for x in dead:
             log.error("set aside: %s partition %d offset %d: %s", x.topic, x.partition, x.offset, x.reason)
+
+    async def _fit(
+        self, transaction: Transaction, batch: SortedBatch
+    ) -> tuple[Turns, Sequence[tuple[LocatedUsage, str]]]:
+        """What of the batch the ledger can judge by its ids, and what is set aside for its time."""
+        opening = await transaction.opening(batch.stretches)
+        if opening.is_plain(batch.extent, batch.stretches, self._ahead):
+            return batch.usages, ()
+        again = [u.source for u in batch.located if opening.was_read(u.source)]
+        letters = await transaction.letters_at([(s.topic, s.partition, s.offset) for s in again])
+        sifted = sift(batch.located, opening, letters=letters, ahead=self._ahead)
+        return in_turns(sifted.fit), sifted.objections
 
     def _refuse_if_systemic(self, dead: list[DeadLetter], *, total: int) -> None:
         if not self._set_aside_all:
@@ -227,10 +201,10 @@ class Delivery:
 
     async def _settle(
         self, transaction: Transaction, usages: list[LocatedUsage]
-    ) -> tuple[int, list[tuple[LocatedUsage, str]]]:
+    ) -> tuple[int, int, list[tuple[LocatedUsage, str]]]:
         """Count these records; when Postgres refuses the data, halve until the records to blame stand alone.
 
-        Returns how many were new, and those that were not taken, each with the reason.
+        Returns how many were new, in how many rows, and those that were not taken, each with the reason.
         """
         try:
             counted = await transaction.count(usages)
@@ -238,13 +212,13 @@ class Delivery:
             if not is_data_error(error):
                 raise
             if len(usages) == 1:
-                return 0, [(usages[0], f"{type(error).__name__}: {error}")]
+                return 0, 0, [(usages[0], f"{type(error).__name__}: {error}")]
         else:
-            return counted.new, [(u, _contradiction(u)) for u in counted.contradicting]
+            return counted.new, counted.rows, [(u, _contradiction(u)) for u in counted.contradicting]
         middle = len(usages) // 2
-        left, left_refused = await self._settle(transaction, usages[:middle])
-        right, right_refused = await self._settle(transaction, usages[middle:])
-        return left + right, left_refused + right_refused
+        left, left_rows, left_refused = await self._settle(transaction, usages[:middle])
+        right, right_rows, right_refused = await self._settle(transaction, usages[middle:])
+        return left + right, left_rows + right_rows, left_refused + right_refused
 
 
 def _contradiction(usage: LocatedUsage) -> str:

@@ -63,6 +63,11 @@ class Footing:
         first: int = (await consumer.beginning_offsets([tp]))[tp]
         return min(max(first, known), offset)
 
+    def behind(self, consumer: AIOKafkaConsumer) -> int:
+        """Offsets from here to the end of what may be read, as of each partition's last fetch; a few are markers."""
+        ends = {tp: consumer.last_stable_offset(tp) for tp in self._stands if tp in consumer.assignment()}
+        return sum(max(0, end - self._stands[tp]) for tp, end in ends.items() if end is not None)
+
     def forget(self, places: Iterable[TopicPartition]) -> None:
         """Where this consumer stood in a partition that belongs to another now means nothing any more."""
         for tp in places:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from uuid import UUID
 
 from infra.outbox import add_facts
 from infra.postgres import Connection, Pool, queries
 from schemas.headers import Stamp
 from schemas.records import DeadLetter
 from schemas.topics import DEAD_LETTERS
-from streams.dead_letters import in_slices
+from streams.dead_letters import in_slices, kind_of
+from streams.dedup import Bounds, Opening, Overtaken, Place
 from streams.projections import Counted, LocatedUsage, hourly_rows, processed_rows
 from streams.stretches import Skipped, Stretch
 
@@ -28,6 +30,29 @@ class LedgerTransaction:
     def __init__(self, connection: Connection, *, group: str) -> None:
         self._connection = connection
         self._group = group
+        self._opening: Opening | None = None
+
+    async def opening(self, stretches: Sequence[Stretch] = ()) -> Opening:
+        """What the ledger knows as the transaction begins; to be asked for before anything is judged by it.
+
+        What is read here stays true to the end: rows are let go of only after every transaction has ended that may have
+        seen an earlier bound, and positions that moved meanwhile are found out by `advance`.
+        """
+        places = [(s.topic, s.partition) for s in stretches]
+        columns = _columns(places) if places else ([], [])
+        rows = await self._connection.fetch(queries("streams")["opening"], self._group, *columns)
+        if not rows:
+            raise RuntimeError("the table ledger_dedup has lost its row; restore it, with the horizon that it held")
+        first_id = rows[0]["first_id"]
+        self._opening = Opening(
+            bounds=Bounds(
+                counts_from=rows[0]["counts_from"],
+                first_id=None if first_id is None else UUID(int=first_id.int),
+                now=rows[0]["now"],
+            ),
+            next_offsets={(r["topic"], r["partition"]): r["next_offset"] for r in rows if r["topic"] is not None},
+        )
+        return self._opening
 
     async def count(self, usages: Sequence[LocatedUsage]) -> Counted:
         """Bill the records (one per request id) that were never billed before, and say which contradict their bill.
@@ -42,7 +67,8 @@ class LedgerTransaction:
             rows = hourly_rows(fresh)
             if rows:
                 await self._connection.execute(queries("streams")["add_usage"], *_columns([r.values() for r in rows]))
-            return Counted(new=len(fresh), contradicting=await self._contradicting(usages, fresh))
+            contradicting = await self._contradicting(usages, fresh)
+            return Counted(new=len(fresh), contradicting=contradicting, rows=len(rows))
 
     async def _insert_processed(self, usages: Sequence[LocatedUsage]) -> Sequence[LocatedUsage]:
         """Put the request ids into the table; returns the records whose ids were not there."""
@@ -63,6 +89,11 @@ class LedgerTransaction:
         ids = {r["request_id"].int for r in rows}
         return [u for u in usages if u.record.request_id.int in ids] if ids else []
 
+    async def letters_at(self, places: Sequence[Place]) -> set[Place]:
+        """Those of these places that have a dead letter."""
+        rows = await self._connection.fetch(queries("streams")["letters_at"], *_columns(places)) if places else []
+        return {(r["topic"], r["partition"], r["offset"]) for r in rows}
+
     async def set_aside(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
         """Keep records that cannot be counted, and return the letters that were not there, in the order of places."""
         new: list[DeadLetter] = []
@@ -76,30 +107,29 @@ class LedgerTransaction:
     async def advance(self, stretches: Sequence[Stretch]) -> None:
         """Move the ledger's position of each partition to the stretch's end, if that is further.
 
-        Raises Skipped when a stretch begins past the position: then records between were not counted, and the
-        transaction must not commit. A partition that was never read stands at 0.
+        Raises Skipped when a stretch begins past the position: then records between were not counted; Overtaken when
+        the position moved after the opening. Either way the transaction must not commit. A partition that was never
+        read stands at 0.
         """
         if not stretches:
             return
-        rows = [(s.topic, s.partition, s.begin, s.end) for s in stretches]
-        moved = await self._connection.fetch(queries("streams")["advance"], self._group, *_columns(rows))
-        missing = {(s.topic, s.partition) for s in stretches} - {(r["topic"], r["partition"]) for r in moved}
-        if missing:
-            await self._begin([s for s in stretches if (s.topic, s.partition) in missing])
-
-    async def _begin(self, stretches: Sequence[Stretch]) -> None:
-        """Note the first position of partitions that were never read; of others, the stretch does not follow."""
-        first = [(s.topic, s.partition, s.end) for s in stretches if s.begin == 0]
-        begun = (
-            await self._connection.fetch(queries("streams")["begin"], self._group, *_columns(first)) if first else []
-        )
-        missing = {(s.topic, s.partition) for s in stretches} - {(r["topic"], r["partition"]) for r in begun}
-        if missing:
-            s = min(s for s in stretches if (s.topic, s.partition) in missing)
-            raise Skipped(
-                f"{s.topic} partition {s.partition}: a batch begins at {s.begin}, past the ledger's next offset; the "
-                "records between were not counted, and nothing of the batch was kept"
-            )
+        stood = (self._opening or await self.opening(stretches)).next_offsets
+        for s in stretches:
+            if s.begin > stood.get((s.topic, s.partition), 0):
+                raise Skipped(
+                    f"{s.topic} partition {s.partition}: a batch begins at {s.begin}, past the ledger's next offset "
+                    f"{stood.get((s.topic, s.partition), 0)}; the records between were not counted, and nothing of the "
+                    "batch was kept"
+                )
+        known = [(s.topic, s.partition, stood[s.topic, s.partition], s.end) for s in stretches if _of(s) in stood]
+        first = [(s.topic, s.partition, s.end) for s in stretches if _of(s) not in stood]
+        sql, moved = queries("streams"), 0
+        if known:
+            moved += len(await self._connection.fetch(sql["advance"], self._group, *_columns(known)))
+        if first:
+            moved += len(await self._connection.fetch(sql["begin"], self._group, *_columns(first)))
+        if moved != len(stretches):
+            raise Overtaken("another writer moved the position of a partition of this batch meanwhile")
 
     async def tell(self, letters: Sequence[DeadLetter]) -> None:
         """Have these letters put on the dead-letter topic after the commit; must come last in the transaction."""
@@ -130,12 +160,15 @@ class Ledger:
             rows = await connection.fetch(queries("streams")["positions"], self._group, topic)
         return {r["partition"]: r["next_offset"] for r in rows}
 
-    async def place(self, topic: str, next_offsets: Mapping[int, int]) -> None:
-        """Set the position of these partitions, also backwards."""
-        if next_offsets:
+    async def move(self, topic: str, moves: Mapping[int, tuple[int | None, int]]) -> None:
+        """Set positions, also backwards: per partition from what it was (None: there was none) to what it shall be.
+
+        A position that is another by now stays.
+        """
+        if moves:
             async with self._connection() as connection:
-                rows = _columns(list(next_offsets.items()))
-                await connection.execute(queries("streams")["place"], self._group, topic, *rows)
+                rows = _columns([(partition, was, to) for partition, (was, to) in moves.items()])
+                await connection.execute(queries("streams")["move"], self._group, topic, *rows)
 
     async def reachable(self, *, timeout_s: float) -> None:
         """Return when Postgres answers. Raises what the driver raises when it does not."""
@@ -172,13 +205,18 @@ async def _scope(connection: Connection) -> AsyncIterator[None]:
     await transaction.commit()
 
 
-def _place(letter: DeadLetter) -> tuple[str, int, int]:
+def _of(stretch: Stretch) -> tuple[str, int]:
+    return stretch.topic, stretch.partition
+
+
+def _place(letter: DeadLetter) -> Place:
     return letter.topic, letter.partition, letter.offset
 
 
 def _row(x: DeadLetter) -> tuple[object, ...]:
     """In the order of the statement's columns."""
-    return (*_place(x), x.key, x.value, x.value_size_bytes, x.value_sha256, x.reason, x.occurred_at)
+    kind = kind_of(x.reason).value
+    return (*_place(x), x.key, x.value, x.value_size_bytes, x.value_sha256, x.reason, x.occurred_at, kind)
 
 
 def _columns(rows: Sequence[tuple[object, ...]]) -> list[list[object]]:

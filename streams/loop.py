@@ -23,13 +23,18 @@ from infra.kafka import (
 )
 from infra.settings import StreamsSettings
 from streams.dead_letters import RawRecord
-from streams.delivery import Delivery, SortedBatch
+from streams.delivery import Delivery
 from streams.footing import Followed, Footing
+from streams.garbage import collect_seldom
+from streams.sorting import SortedBatch
 from streams.stretches import Stretch
 
 log = logging.getLogger(__name__)
 
 _COMMIT_INTERVAL_S = 0.5
+_END_S = 5.0
+#: How often it is asked for more while a batch is gathered.
+_LOOKS = 4
 #: Past it the broker thinks a member dead that does not ask for records; a batch is held for less (`give_up_s`).
 _MAX_POLL_S = 1000.0
 
@@ -45,7 +50,9 @@ class UsageLoop(Service, ConsumerRebalanceListener):  # type: ignore[misc]  # th
         self._delivery = delivery
         self._footing = Footing()
         self._covered: dict[TopicPartition, int] = {}
+        self._gathered: list[RawRecord] = []
         self._writing: asyncio.Task[None] | None = None
+        self._fault: KafkaError | None = None
         self._consumer: AIOKafkaConsumer | None = None
         self._committed_at_s = 0.0
         self.rebalancing = True
@@ -57,6 +64,7 @@ class UsageLoop(Service, ConsumerRebalanceListener):  # type: ignore[misc]  # th
     @Service.task
     async def _read(self) -> None:
         s = self._settings
+        collect_seldom()
         async with open_consumer(
             s.kafka,
             group=self._group,
@@ -76,22 +84,41 @@ class UsageLoop(Service, ConsumerRebalanceListener):  # type: ignore[misc]  # th
             finally:
                 if self._writing is not None:
                     self._writing.cancel()
-                    await asyncio.wait({self._writing})
+                    await asyncio.wait({self._writing}, timeout=_END_S)
                 self._consumer = None
 
     async def _step(self, consumer: AIOKafkaConsumer) -> None:
         """Fetch and decode a batch while the one before is written, then have this one written."""
-        s = self._settings
-        fetched = await consumer.getmany(timeout_ms=int(s.batch_wait_s * 1000))
-        records = _raw(await self._footing.follow(consumer, fetched))
+        records = await self._gather(consumer)
+        if self._fault is not None:
+            raise self._fault  # an assignment did not begin where it should; a new process will
         batch = await self._delivery.prepare(records) if records else None
         await self._written()
         if batch is not None:
             self._writing = asyncio.create_task(self._write(batch))
         if asyncio.get_running_loop().time() - self._committed_at_s >= _COMMIT_INTERVAL_S:
             await self._commit(consumer)
-        if len(records) < s.batch_records:
-            await asyncio.sleep(s.batch_wait_s)  # at the end of the log: gather, a transaction costs the same for many
+
+    async def _gather(self, consumer: AIOKafkaConsumer) -> list[RawRecord]:
+        """What there is, if that is a whole batch or more is on the log; else what comes within `batch_wait_s`.
+
+        A transaction costs the same for many. It takes several looks, because the client fetches nothing more of a
+        partition while it has something of it that nobody took.
+        """
+        s = self._settings
+        await self._fetch(consumer, wait_s=s.batch_wait_s)
+        for _ in range(_LOOKS if self._gathered else 0):
+            if len(self._gathered) >= s.batch_records or self._footing.behind(consumer) >= s.batch_records:
+                break
+            await asyncio.sleep(s.batch_wait_s / _LOOKS)
+            await self._fetch(consumer, wait_s=0)
+        gathered, self._gathered = self._gathered, []
+        return gathered
+
+    async def _fetch(self, consumer: AIOKafkaConsumer, *, wait_s: float) -> None:
+        room = self._settings.batch_records - len(self._gathered)
+        fetched = await consumer.getmany(timeout_ms=int(wait_s * 1000), max_records=room)
+        self._gathered += _raw(await self._footing.follow(consumer, fetched))
 
     async def _write(self, batch: SortedBatch) -> None:
         self._cover(await self._delivery.write(batch))
@@ -111,9 +138,11 @@ class UsageLoop(Service, ConsumerRebalanceListener):  # type: ignore[misc]  # th
     async def _commit(self, consumer: AIOKafkaConsumer) -> None:
         """Commit what the ledger covered; whoever reads it again because that failed counts nothing twice."""
         self._committed_at_s = asyncio.get_running_loop().time()
-        if not self._covered:
+        # One offset of a partition that was taken away, and the client refuses them all.
+        covered = {tp: end for tp, end in self._covered.items() if tp in consumer.assignment()}
+        self._covered = {}
+        if not covered:
             return
-        covered, self._covered = self._covered, {}
         try:
             await consumer.commit(covered)
         except KafkaError as error:
@@ -128,13 +157,18 @@ class UsageLoop(Service, ConsumerRebalanceListener):  # type: ignore[misc]  # th
         if self._consumer is not None:
             await self._commit(self._consumer)
         self._footing.forget(revoked)
+        # They come again to whoever reads the partition next; to us perhaps from further on, if another was quick.
+        self._gathered = [r for r in self._gathered if TopicPartition(r.topic, r.partition) not in revoked]
         for tp in revoked:
             self._covered.pop(tp, None)
 
     async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
-        """Begin at explicit offsets."""
-        if self._consumer is not None:
-            await self._footing.begin(self._consumer, assigned)
+        """Begin at explicit offsets. The client would only log what this raises, so it is kept for the reading task."""
+        try:
+            if self._consumer is not None:
+                await self._footing.begin(self._consumer, assigned)
+        except KafkaError as error:
+            self._fault = error
         self.rebalancing = False
 
 

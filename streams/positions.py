@@ -17,8 +17,11 @@ from infra.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
 
-#: Sets the ledger's next offset of these partitions, also backwards.
-Place = Callable[[Mapping[int, int]], Awaitable[None]]
+#: The ledger's next offsets.
+Positions = Callable[[], Awaitable[Mapping[int, int]]]
+#: Sets next offsets, also backwards: per partition from what was read (None: no row) to the second. Where the ledger
+#: has moved meanwhile nothing is set.
+Move = Callable[[Mapping[int, tuple[int | None, int]]], Awaitable[None]]
 
 
 class LedgerBehind(RuntimeError):
@@ -64,8 +67,8 @@ async def settle_positions(
     group: str,
     topic: str,
     partitions: int,
-    next_offsets: Mapping[int, int],
-    place: Place,
+    positions: Positions,
+    move: Move,
     rewind: bool,
     skip_gone: bool,
 ) -> None:
@@ -78,8 +81,16 @@ async def settle_positions(
     try:
         async with open_admin(settings) as admin:
             committed = {tp.partition: o for tp, o in (await admin.committed(group)).items() if tp.topic == topic}
+            found = (await admin.partitions([topic])).get(topic, partitions)
+        if found != partitions:
+            raise LedgerBehind(
+                f"{topic} has {found} partitions, expected {partitions}: a customer's usage would no longer be in one, "
+                "and what is beyond would not be watched. Make a topic of the right number and copy the records"
+            )
         async with open_consumer(settings, group=None) as consumer:
             kept = await spans_kept(consumer, [TopicPartition(topic, p) for p in range(partitions)])
+        # After the broker's: a ledger that runs beside writes here first, and would else seem to be behind.
+        next_offsets = await positions()
         standings = {
             tp.partition: Standing(
                 kept=span, committed=committed.get(tp.partition), next_offset=next_offsets.get(tp.partition)
@@ -91,7 +102,7 @@ async def settle_positions(
             log.critical("%s: ends before the ledger's position and is read anew: %s", topic, _places(anew))
         _refuse_gone(topic, standings, skip_gone=skip_gone)
         await _move_back(settings, group, topic, standings, rewind=rewind)
-        await place({p: s.begin for p, s in standings.items() if s.begin != (s.next_offset or 0)})
+        await move({p: (s.next_offset, s.begin) for p, s in standings.items() if s.begin != (s.next_offset or 0)})
     except KafkaError as error:
         raise BusUnavailable(f"{settings.bootstrap}: {type(error).__name__}: {error}") from error
 

@@ -6,9 +6,10 @@ Pure. Rows come sorted by their primary keys, so that two writers always lock in
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from hashlib import blake2b
+from operator import itemgetter
 from uuid import UUID
 
 import orjson
@@ -19,6 +20,7 @@ from streams.dead_letters import RawRecord
 DIGEST_BYTES = 16
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
+_HOUR = timedelta(hours=1)
 
 
 class UnfitRecord(ValueError):
@@ -49,10 +51,13 @@ class Turns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """What became of records that Postgres took: how many were new, and those that the ledger knows otherwise."""
+    """What became of records that Postgres took: how many were new, in how many rows of the hours, and those that the
+    ledger knows otherwise.
+    """
 
     new: int
     contradicting: list[LocatedUsage]
+    rows: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -70,11 +75,6 @@ class HourlyRow:
     def values(self) -> tuple[str, datetime, str, str, str, str, int]:
         """The row in column order."""
         return (self.customer_id, self.hour, self.model, self.version, self.price_id, self.meter, self.quantity)
-
-
-def hour_of(moment: datetime) -> datetime:
-    """Start of the UTC hour that an aware moment falls in."""
-    return moment.astimezone(timezone.utc).replace(minute=0, second=0, microsecond=0)
 
 
 def check_fit(record: UsageRecorded) -> None:
@@ -136,14 +136,21 @@ def processed_rows(usages: Iterable[LocatedUsage]) -> list[tuple[UUID, datetime,
 
 def hourly_rows(usages: Iterable[LocatedUsage]) -> list[HourlyRow]:
     """The sums per customer, hour, model, version, price and meter, sorted by that key."""
-    sums: dict[tuple[str, datetime, str, str, str, str], int] = {}
+    sums: dict[tuple[str, int, str, str, str], dict[str, int]] = {}
     for usage in usages:
         r = usage.record
-        hour = hour_of(r.occurred_at)
+        # A number, because the hash of a time costs as much as all the rest here.
+        key = (r.customer_id, (r.occurred_at - _EPOCH) // _HOUR, r.model, r.version, r.price_id)
+        known = sums.get(key)
+        if known is None:
+            sums[key] = dict(r.quantities)
+            continue
         for meter, quantity in r.quantities.items():
-            key = (r.customer_id, hour, r.model, r.version, r.price_id, meter)
-            sums[key] = sums.get(key, 0) + quantity
+            known[meter] = known.get(meter, 0) + quantity
     return [
-        HourlyRow(customer_id=c, hour=h, model=m, version=v, price_id=p, meter=meter, quantity=quantity)
-        for (c, h, m, v, p, meter), quantity in sorted(sums.items())
+        HourlyRow(
+            customer_id=c, hour=_EPOCH + h * _HOUR, model=m, version=v, price_id=p, meter=meter, quantity=quantity
+        )
+        for (c, h, m, v, p), meters in sorted(sums.items(), key=itemgetter(0))
+        for meter, quantity in sorted(meters.items())
     ]

@@ -25,6 +25,7 @@ from infra.outbox import (
     take_relay_lock,
     topics_waiting,
 )
+from infra.pause import Pause
 from infra.postgres import Connection, connect, is_outage, is_unusable
 from infra.settings import KafkaSettings, PostgresSettings
 from schemas.headers import EVENT_ID
@@ -68,17 +69,16 @@ class Relay:
 
     async def run(self) -> None:
         """Relay until cancelled. No failure ends it: it is said once, and the next round comes after a pause."""
-        pause_s = FIRST_PAUSE_S
+        pause = Pause(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             try:
                 await self.round()
             except Exception as error:  # noqa: BLE001 (all are said by the standing, and none may end the ledger)
                 if self.standing.state != "away":
-                    pause_s = FIRST_PAUSE_S
+                    pause = Pause(FIRST_PAUSE_S, LONGEST_PAUSE_S)
                 known = isinstance(error, BusUnavailable) or is_outage(error) or is_unusable(error)
                 self.standing.away(f"{type(error).__name__}: {error}", bug=None if known else error)
-            await self._sleep(pause_s)
-            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+            await self._sleep(pause.next_s())
 
     async def round(self) -> None:
         """Wait to be the one relay, then publish until something fails. Raises whatever that is."""

@@ -17,6 +17,7 @@ from typing import Final
 from infra.kafka import AIOKafkaConsumer, BusUnavailable, KafkaError, TopicPartition, open_consumer
 from infra.kafka_admin import Admin, open_admin
 from infra.kafka_spans import spans_kept
+from infra.pause import Pause
 from infra.postgres import Connection, is_outage, is_unusable, open_connection, queries
 from infra.settings import KafkaSettings, PostgresSettings
 from schemas.keys import ledger_group, prefixed, worker_group
@@ -55,7 +56,7 @@ class Watermark:
 
     async def run(self) -> None:
         """Look again and again until cancelled. No failure ends it: it is said once, and it tries again."""
-        pause_s = FIRST_PAUSE_S
+        pause = Pause(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             try:
                 async with self.open() as look:
@@ -63,12 +64,11 @@ class Watermark:
                         await asyncio.wait_for(look.once(), _LOOK_WITHIN_S)
                         if self.why is not None:
                             log.info("the usage watermark is kept")
-                        self.why, pause_s = None, FIRST_PAUSE_S
+                        self.why, pause = None, Pause(FIRST_PAUSE_S, LONGEST_PAUSE_S)
                         await self._sleep(INTERVAL_S)
             except Exception as error:  # noqa: BLE001 (none may end the ledger, which counts without it)
                 self._stand_still(error)
-            await self._sleep(pause_s)
-            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+            await self._sleep(pause.next_s())
 
     def _stand_still(self, error: Exception) -> None:
         away = isinstance(error, (BusUnavailable, KafkaError)) or is_outage(error) or is_unusable(error)

@@ -131,6 +131,7 @@ def env(servers: dict[str, str], tmp_path: Path) -> Iterator[dict[str, str]]:
         "INFERLOG_POSTGRES_DSN": dsn_for(servers["INFERLOG_POSTGRES_DSN"], database),
         "INFERLOG_HOME": str(tmp_path / "home"),
         "INFERLOG_WEIGHTS_DIR": str(tmp_path / "weights"),
+        "INFERLOG_LEDGER_HORIZON_DAYS": "3650",  # records of tests have times of their own
     }
     run_apart(_clone(servers["INFERLOG_POSTGRES_DSN"], database))
     run_apart(provision(operator_settings(own)))

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Final
 
 from infra.actor import Author
@@ -144,6 +144,7 @@ class Desk:
             by=work.by,
             wanted=wanted,
             accept=work.accept,
+            ahead=timedelta(seconds=self._settings.future_s),
             dry=work.dry,
         )
         return [*done, *refused]

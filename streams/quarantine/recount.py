@@ -33,10 +33,6 @@ class Recounted:
     accepted: Kind | None = None
 
 
-def any_time(_record: UsageRecorded) -> None:
-    """No objection to any time."""
-
-
 async def recount(
     connection: Connection,
     ledger: LedgerTransaction,

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import Enum
 from typing import Final
 
 from infra.actor import Author
 from infra.postgres import Connection, queries
 from streams.dead_letters import Kind, RawRecord
+from streams.dedup import AHEAD
 from streams.ledger import LedgerTransaction
 from streams.quarantine.letters import Place, State
-from streams.quarantine.recount import CheckTime, any_time, recount
+from streams.quarantine.recount import recount
 
 #: Why a redriven letter is not discarded.
 COUNTED: Final = "it was redriven, so its usage is counted; what is billed is corrected by  inferlog billing adjust"
@@ -53,27 +55,30 @@ async def redrive(
     by: Author,
     wanted: Collection[State],
     accept: Collection[Kind] = (),
-    check_time: CheckTime = any_time,
+    ahead: timedelta = AHEAD,
     dry: bool = False,
 ) -> list[Settled]:
     """Count records of the usage topic that were set aside, as the ledger would now, and mark their letters.
 
-    `wanted` are the states a letter may be in; others are left alone, and places without a letter are left out. With
-    `dry` everything is taken back at the end. Raises what Postgres raises; then nothing has happened, or a COMMIT has
-    whose answer was lost: doing it again tells.
+    `wanted` are the states a letter may be in; others are left alone, and places without a letter are left out.
+    `accept` are objections to a record's time that do not matter; `ahead` is how far past the ledger's clock that may
+    lie. With `dry` everything is taken back at the end. Raises what Postgres raises; then nothing has happened, or a
+    COMMIT has whose answer was lost: doing it again tells.
     """
     # One Postgres transaction. Dying before its COMMIT: nothing was counted or marked. After it: both were.
     # 1  hold the letters: another operator waits here, and then finds them settled
-    # 2  judge their records and count them by the ledger's own statements
+    # 2  judge their records, by the horizon of now too, and count them by the ledger's own statements
     # 3  mark the letters, and write down who did it and why
     async with _transaction(connection, dry=dry):
         held, done = await _hold(connection, [place_of(r) for r in records], wanted)
+        ledger = LedgerTransaction(connection, group=group)
+        bounds = (await ledger.opening()).bounds
         counts = await recount(
             connection,
-            LedgerTransaction(connection, group=group),
+            ledger,
             [r for r in records if place_of(r) in held],
             accept=accept,
-            check_time=check_time,
+            check_time=lambda record: bounds.check(record, ahead),
         )
         for source, found in counts:
             outcome = Outcome.REFUSED if found.why else Outcome.COUNTED if found.new else Outcome.ALREADY_COUNTED

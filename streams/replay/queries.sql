@@ -1,6 +1,10 @@
 -- name: positions
 SELECT partition, next_offset FROM consumer_offsets WHERE consumer_group = $1 AND topic = $2
 
+-- name: first_id
+-- Rows of requests with lesser ids may have been let go of; null: no row was.
+SELECT first_id FROM ledger_dedup
+
 -- name: dead
 SELECT partition, "offset", state FROM dead_letters WHERE topic = $1
 

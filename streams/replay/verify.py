@@ -94,7 +94,14 @@ async def _judge(
         settled = {place: state for place, state in letters.items() if state in (REDRIVEN, DISCARDED)}
         open_letters = {r["topic"]: r["letters"] for r in await connection.fetch(sql["open_letters"])}
         next_offsets = {r["partition"]: r["next_offset"] for r in positions}
-        ledger = LedgerProof(next_offsets=next_offsets, dead=letters.keys(), settled=settled, since=since)
+        first_id = await connection.fetchval(sql["first_id"])
+        ledger = LedgerProof(
+            next_offsets=next_offsets,
+            dead=letters.keys(),
+            settled=settled,
+            since=since,
+            first_id=None if first_id is None else UUID(int=first_id.int),
+        )
         usage = await reading.freeze(topics.usage, since)
         results = await reading.freeze(topics.results, since)
         requests = {topic: await reading.freeze(topic, since) for topic in topics.requests}

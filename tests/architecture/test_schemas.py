@@ -18,10 +18,10 @@ from schemas.gate.check import gate_findings
 from schemas.gate.checkout import Checkout
 from schemas.gate.classes import class_findings
 from schemas.gate.event_page import event_page
-from schemas.outline import outline
 from schemas.ids import cancelled_id, dead_letter_id, finished_id, requested_id, schema_id_event, usage_id
 from schemas.lockfile import latest, locked_schemas, text_digest
 from schemas.manifest import Manifest
+from schemas.outline import outline
 from schemas.plain import to_plain
 from schemas.ranges import Count, Quantity
 from schemas.records import Outcome

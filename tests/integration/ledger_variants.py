@@ -7,22 +7,30 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import faust
+from aiokafka import AIOKafkaConsumer
 from faust.transport.drivers import aiokafka as kafka_driver
 from mode.supervisors import CrashingSupervisor
 
+import streams.app
+import streams.ledger
 from infra import schema_feed
 from infra.postgres import Connection
 from infra.settings import streams_settings
+from schemas.records import DeadLetter
 from streams.agents import Deliver, raw_record, raw_topic
 from streams.app import LedgerApp, build
 from streams.ledger import Ledger, LedgerTransaction
-from streams.projections import LocatedUsage
+from streams.loop import UsageLoop
+from streams.projections import Counted, LocatedUsage
+from streams.stretches import Stretch
 
 
 class CountsEverything(LedgerTransaction):
@@ -58,6 +66,61 @@ class DiesAfterCommitApp(LedgerApp):
         return DiesAfterCommitLedger(pool, group=self.conf.id)
 
 
+def die_at(point: str) -> None:
+    """kill -9 to this process, when the test wants it to die here."""
+    if os.environ.get("DIES_AT") == point:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DiesAtTransaction(LedgerTransaction):
+    """Dies at one of POINTS, in the first batch that gets there."""
+
+    async def count(self, usages: Sequence[LocatedUsage]) -> Counted:
+        die_at("before count")
+        counted = await super().count(usages)
+        die_at("after count")
+        return counted
+
+    async def set_aside(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
+        new = await super().set_aside(letters)
+        die_at("after set_aside")
+        return new
+
+    async def advance(self, stretches: Sequence[Stretch]) -> None:
+        await super().advance(stretches)
+        die_at("after advance")
+
+    async def tell(self, letters: Sequence[DeadLetter]) -> None:
+        await super().tell(letters)
+        die_at("after tell")
+
+
+class DiesAtLedger(Ledger):
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[LedgerTransaction]:
+        async with super().transaction() as transaction:
+            yield transaction
+        die_at("after COMMIT")
+
+    def on(self, connection: Connection) -> LedgerTransaction:
+        return DiesAtTransaction(connection, group=self._group)
+
+
+class DiesAtApp(LedgerApp):
+    def new_ledger(self, pool: Any) -> Ledger:
+        return DiesAtLedger(pool, group=self.conf.id)
+
+    async def on_start(self) -> None:
+        commit = AIOKafkaConsumer.commit
+
+        async def commit_and_die(self: AIOKafkaConsumer, offsets: Any = None) -> None:
+            await commit(self, offsets)
+            die_at("after the offsets")
+
+        AIOKafkaConsumer.commit = commit_and_die
+        await super().on_start()
+
+
 def register_with_take(
     app: faust.App, topic_name: str, deliver: Deliver, *, batch_records: int, batch_wait_s: float
 ) -> Any:
@@ -90,14 +153,49 @@ def register_stuck(app: faust.App, topic_name: str, deliver: Deliver, **_options
     return usage_ledger
 
 
+def register_silent(
+    app: faust.App, topic_name: str, deliver: Deliver, *, batch_records: int, batch_wait_s: float
+) -> Any:
+    """A stream that ends after its first batch, as one does whose codec raises: the process lives on."""
+
+    @app.agent(raw_topic(app, topic_name), concurrency=1, supervisor_strategy=CrashingSupervisor)
+    async def usage_ledger(stream: Any) -> None:
+        consumer: Any = app.consumer
+        async for events in stream.noack_take(batch_records, within=batch_wait_s):
+            consumer.cover(await deliver([raw_record(event) for event in events]))
+            return
+
+    return usage_ledger
+
+
+class SilentLoop(UsageLoop):
+    """The same of the loop: it stops to read after its first batch."""
+
+    async def _step(self, consumer: Any) -> None:
+        await super()._step(consumer)
+        if self._writing is not None:
+            await self._writing
+            await asyncio.Event().wait()
+
+
+class SilentApp(LedgerApp):
+    async def on_start(self) -> None:
+        vars(streams.app)["UsageLoop"] = SilentLoop
+        await super().on_start()
+
+
 class FailsLedger(Ledger):
-    """Raises in the middle of every batch, which no deadline and no retry covers."""
+    """Raises in the middle of a batch, which no deadline and no retry covers; FAILS_AFTER batches pass before."""
+
+    _left = int(os.environ.get("FAILS_AFTER", "0"))
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[LedgerTransaction]:
         async with super().transaction() as transaction:
             yield transaction
-            raise RuntimeError("an error that nobody foresaw")
+            if self._left <= 0:
+                raise RuntimeError("an error that nobody foresaw")
+        self._left -= 1
 
 
 class FailsApp(LedgerApp):
@@ -120,9 +218,26 @@ class LearnsNothingApp(LedgerApp):
         await super().on_start()
 
 
+class UnorderedApp(LedgerApp):
+    """Writes rows in the order of a hat, so that writers of the same rows wait for each other in circles."""
+
+    async def on_start(self) -> None:
+        for name in ("processed_rows", "hourly_rows"):
+            _shuffle(vars(streams.ledger), name)
+        await super().on_start()
+
+
+def _shuffle(names: dict[str, Any], name: str) -> None:
+    ordered = names[name]
+    names[name] = lambda usages: random.sample(rows := ordered(usages), len(rows))
+
+
 double_counting = build(streams_settings(), app_class=CountsEverythingApp)
 dies_after_commit = build(streams_settings(), app_class=DiesAfterCommitApp)
 early_ack = build(streams_settings(), app_class=CommitsAcknowledgedApp, register=register_with_take)
 stuck = build(streams_settings(), register=register_stuck)
 fails = build(streams_settings(), app_class=FailsApp)
 learns_nothing = build(streams_settings(), app_class=LearnsNothingApp)
+dies_at = build(streams_settings(), app_class=DiesAtApp)
+silent = build(streams_settings(), app_class=SilentApp, register=register_silent)
+unordered = build(streams_settings(), app_class=UnorderedApp)

@@ -6,6 +6,7 @@ import json
 import urllib.error
 import urllib.request
 
+import pytest
 from aiokafka.admin import RecordsToDelete
 
 from infra.kafka import TopicPartition
@@ -47,6 +48,19 @@ async def test_a_ledger_that_ends_by_an_error_with_a_batch_in_hand_loses_nothing
     await world.caught_up()
     assert await world.sums() == {"requests": REQUESTS, "items": 4 * REQUESTS}
     assert health(beside)["dead_letters"] == 0
+
+
+@pytest.mark.parametrize("first", ["agent", "loop"])
+async def test_both_ways_of_reading_share_one_group(env: dict[str, str], spawn: Spawn, first: str) -> None:
+    world = LedgerWorld(env, spawn)
+    workers = [
+        world.worker(settings={"INFERLOG_LEDGER_MODE": mode}) for mode in sorted(("agent", "loop"), key=first.__ne__)
+    ]
+    wait_until(lambda: all(assigned(w) for w in workers), what="partitions for both", timeout_s=60)
+    await world.produce(usages(REQUESTS, customers=40))
+    await world.caught_up()
+    assert await world.sums() == {"requests": REQUESTS, "items": 4 * REQUESTS}
+    assert all(health(w)["records"] for w in workers)
 
 
 async def test_a_database_that_goes_back_under_a_running_ledger_ends_it(either: dict[str, str], spawn: Spawn) -> None:

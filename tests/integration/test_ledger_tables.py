@@ -13,6 +13,7 @@ import pytest
 from infra.local.stack import Stack
 from infra.postgres import is_data_error, open_pool
 from infra.settings import PostgresSettings
+from streams.dedup import Overtaken
 from streams.delivery import Delivery
 from streams.ledger import Ledger
 from streams.projections import Counted
@@ -128,9 +129,30 @@ async def test_a_batch_that_does_not_follow_the_position_is_refused_and_nothing_
     assert (await sums(ledger)).get("requests", 0) == len(before)
 
 
+@pytest.mark.parametrize("before", [0, 5])
+async def test_a_position_that_another_writer_moved_meanwhile_is_found_out(ledger: Ledger, before: int) -> None:
+    if before:
+        await advance(ledger, 0, before)
+    mine = Stretch(topic=TOPIC, partition=3, begin=before, end=before + 4)
+
+    async def frozen() -> None:
+        async with ledger.transaction() as t:
+            await t.opening([mine])
+            await advance(ledger, before, before + 2)
+            await t.count([located(usage(99))])
+            await t.advance([mine])
+
+    with pytest.raises(Overtaken):
+        await frozen()
+    assert await ledger.positions(TOPIC) == {3: before + 2}
+    assert (await sums(ledger))["requests"] == (2 if before else 1)
+
+
 async def test_a_position_is_set_where_the_topic_was_made_anew(ledger: Ledger) -> None:
     await advance(ledger, 0, 9)
-    await ledger.place(TOPIC, {3: 2, 4: 7})
+    await ledger.move(TOPIC, {3: (9, 2), 4: (None, 7)})
+    assert await ledger.positions(TOPIC) == {3: 2, 4: 7}
+    await ledger.move(TOPIC, {3: (9, 0), 4: (None, 0)})  # as read before somebody else moved them
     assert await ledger.positions(TOPIC) == {3: 2, 4: 7}
     await advance(ledger, 7, 8, partition=4)
 

@@ -7,7 +7,7 @@ import pytest
 from schemas.evidence import dead_letter
 from schemas.records import DeadLetter
 from streams.dead_letters import AllRecordsBad, Kind, in_slices, kind_of, refuse_if_systemic
-from streams.delivery import sort_out
+from streams.sorting import sort_out
 from tests.unit.streams.usage_samples import NOON, raw, usage
 
 
@@ -46,6 +46,7 @@ def test_what_the_ledger_sets_aside_has_a_kind(value: object, kind: Kind) -> Non
         ("request 0190-af: differs from the usage record that was counted for it", Kind.CONTRADICTING),
         ("NumericValueOutOfRangeError: bigint out of range", Kind.UNFIT),
         ("occurred_at: 2020-01-01T00:00:00Z is past the horizon of 40 days", Kind.HORIZON),
+        ("request_id: 0190-af is older than the dedup horizon, 2020-01-01T00:00:00Z: whether", Kind.HORIZON),
         ("occurred_at: 2099-01-01T00:00:00Z is in the future", Kind.FUTURE),
         ("", Kind.UNDECODABLE),
     ],

@@ -167,7 +167,7 @@ class Schemas:
         self.writer = NewerWriter(usage(1))
         self.asked = 0
         self.away: list[Exception] = []
-        monkeypatch.setattr("streams.delivery.decode_at", self._codec.decode_at)
+        monkeypatch.setattr("streams.sorting.decode_at", self._codec.decode_at)
 
     async def learn(self) -> None:
         self.asked += 1

@@ -40,6 +40,9 @@ async def test_nothing_is_fetched_while_too_much_is_in_hand() -> None:
     class Thread:
         fetches = 0
 
+        def assignment(self) -> set[TP]:
+            return {A}
+
         async def getmany(self, partitions: object, timeout: float) -> dict[TP, list[tuple[int, Record]]]:
             self.fetches += 1
             return {A: [(0, Record(self.fetches, 6000))]}
