@@ -68,9 +68,29 @@ lock: $(READY) ## Resolve the newest allowed versions into constraints.txt
 bench-http: $(READY) ## Closed and open loop over HTTP, everything on this machine (about 3 min)
 	@$(PY) -m benchmarks.http
 
+.PHONY: bench-flood
+bench-flood: $(READY) ## p95 of inference quiet, and under floods without a key and slow connections (about 1 min)
+	@$(PY) -m benchmarks.flood
+
 .PHONY: bench-codec
 bench-codec: $(READY) ## Usage records to bytes and back on one core, beside bare fastavro (about 10 s)
 	@$(PY) -m benchmarks.codec
+
+# `make bench-ledger EVENTS=100000`; a seed of one's own by SEED=7.
+EVENTS ?= 500000
+.PHONY: bench-ledger
+bench-ledger: $(READY) ## Usage events into hourly sums: both modes of the ledger, beside Faust, Postgres and Kafka Streams (about 5 min)
+	@$(PY) -m benchmarks.ledger --events $(EVENTS) $(WITH_SEED)
+
+.PHONY: bench-ledger-latency
+bench-ledger-latency: $(READY) ## From usage that is due to the ledger that shows it, at 300 events a second, both modes (about 3 min)
+	@$(PY) -m benchmarks.ledger.latency $(WITH_SEED)
+
+# `make bench-ledger-size ROWS=1000000` for a try.
+ROWS ?= 25000000
+.PHONY: bench-ledger-size
+bench-ledger-size: $(READY) ## The ledger's transaction with 25 million requests remembered, and with none (about 15 min, 7 GB of disk)
+	@$(PY) -m benchmarks.ledger_size --rows $(ROWS) $(WITH_SEED)
 
 # `make fuzz SECONDS=600`; inputs that broke the promise are left as fuzz-*, and belong into tests/fuzz/corpus.
 SECONDS_OF_FUZZ := $(if $(filter command environment,$(origin SECONDS)),$(SECONDS),60)
@@ -79,6 +99,24 @@ fuzz: $(READY) ## Fuzz the decoder with coverage guidance, a minute unless SECON
 	@.venv/bin/uv pip install -q -p .venv -c constraints.txt -e '.[fuzz]'
 	@mkdir -p .fuzz && $(PY) -m tests.fuzz.decoder -max_total_time=$(SECONDS_OF_FUZZ) -timeout=10 -rss_limit_mb=2048 \
 	  -artifact_prefix=fuzz- .fuzz tests/fuzz/corpus
+
+##@ Storms
+# `make soak-ledger SECONDS=60 SEED=7`; the plan of faults has its share of a full storm's.
+SECONDS_OF_STORM := $(if $(filter command environment,$(origin SECONDS)),$(SECONDS),600)
+WITH_SEED := $(if $(SEED),--seed $(SEED))
+.PHONY: soak-ledger
+soak-ledger: $(READY) ## Usage while ledgers, PostgreSQL and Kafka go down; counted to the unit (SECONDS=600 SEED=…)
+	@$(PY) -m tests.storms.ledger --seconds $(SECONDS_OF_STORM) $(WITH_SEED)
+
+.PHONY: storm-deadlock
+storm-deadlock: $(READY) ## Four ledgers with the same customers in every batch; no deadlock (SECONDS=600 SEED=…)
+	@$(PY) -m tests.storms.deadlock --seconds $(SECONDS_OF_STORM) $(WITH_SEED)
+
+.PHONY: nightly
+nightly: $(READY) ## What takes longer than a change may wait: storms of 5 min and fuzzing of 10 (about 25 min)
+	@$(PY) -m tests.storms.ledger --seconds 300
+	@$(PY) -m tests.storms.deadlock --seconds 300
+	@$(MAKE) --no-print-directory fuzz SECONDS=600
 
 # The stamp is younger than what it was made from; a half-made .venv has no stamp and is completed.
 $(READY): pyproject.toml constraints.txt infra/deploy/setup.sh

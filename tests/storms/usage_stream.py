@@ -25,16 +25,21 @@ _LATEST_REPEAT = 50_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """What a stream is made of. `late_s`: events are up to this old when sent; `repeated`: share that is sent twice."""
+    """What a stream is made of. `late_s`: events are up to this old when sent; `repeated`: share that is sent twice.
+
+    `apart_s`: how much later each event is than the one before, were none late. `hot`: all customers are equally busy.
+    """
 
     events: int
     customers: int = 400
     repeated: float = 0.05
     late_s: float = 7200.0
+    apart_s: float = 0.0005
+    hot: bool = False
 
 
 class UsageStream:
-    """Usage records in the order of sending. `sums` and `sent` grow with what was taken from `records`."""
+    """Usage records in the order of sending. `sums`, `unique` and `repeats` grow with what was taken from `records`."""
 
     def __init__(self, seed: int, mix: Mix, *, began: datetime) -> None:
         self._key = seed.to_bytes(8, "big", signed=False)
@@ -49,7 +54,7 @@ class UsageStream:
         d = hashlib.blake2b(number.to_bytes(8, "big"), key=self._key, digest_size=32).digest()
         spread = int.from_bytes(d[:4], "big") / 2**32
         late_s = self.mix.late_s * int.from_bytes(d[4:8], "big") / 2**32
-        at = self._began + timedelta(microseconds=number * 1_000) - timedelta(microseconds=int(late_s * 1e6))
+        at = self._began + timedelta(seconds=number * self.mix.apart_s - late_s)
         millis = int(at.timestamp() * 1000)
         bits = int.from_bytes(d[8:18], "big")
         request_id = UUID(int=millis << 80 | 0x7 << 76 | (bits >> 68) << 64 | 0b10 << 62 | bits & (2**62 - 1))
@@ -61,7 +66,7 @@ class UsageStream:
             event_id=usage_id(request_id),
             occurred_at=at,
             request_id=request_id,
-            customer_id=f"cust_{int(self.mix.customers * spread * spread):04d}",  # a few are far busier than most
+            customer_id=f"cust_{int(self.mix.customers * (spread if self.mix.hot else spread * spread)):04d}",
             model=_MODELS[model],
             version=f"{model:02d}{d[22] % 3:02d}" * 16,
             price_id=("standard-v1", "volume-v2")[d[23] % 8 == 0],
