@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -122,7 +123,9 @@ class Turns:
         return answer
 
     async def _running(self) -> asyncio.subprocess.Process:
-        if self._child is None or self._child.returncode is not None:
+        if self._child is not None and _is_gone(self._child):
+            await self._end()  # before it was asked: the schema that comes now had no part in it
+        if self._child is None:
             pipe = asyncio.subprocess.PIPE
             self._child = await asyncio.create_subprocess_exec(
                 *self._program, stdin=pipe, stdout=pipe, limit=_LONGEST_LINE_BYTES
@@ -135,3 +138,13 @@ class Turns:
             with suppress(ProcessLookupError):
                 child.kill()
             await child.wait()
+
+
+def _is_gone(child: asyncio.subprocess.Process) -> bool:
+    """Whether nobody reads its questions any more. The system is asked, which knows it before the event loop does."""
+    if child.returncode is not None or child.stdin is None or child.stdin.is_closing():
+        return True
+    pipe = child.stdin.get_extra_info("pipe") or child.stdin.get_extra_info("socket")  # asyncio's and uvloop's name
+    poll = select.poll()
+    poll.register(pipe.fileno(), 0)  # that the other end is closed is told without being asked for
+    return bool(poll.poll(0))

@@ -29,12 +29,12 @@ from gpu_worker.device import Device
 from gpu_worker.health import Health
 from gpu_worker.inbox import Inbox, open_inbox
 from gpu_worker.outcomes import KafkaRedisOutcomes
-from gpu_worker.pause import Pause
 from gpu_worker.suspects import Suspects
 from gpu_worker.weights import Weights
 from gpu_worker.worker import Worker
 from infra.blobs import ClaimCheck
 from infra.kafka import BusUnavailable, Producer, open_producer
+from infra.pause import Pause
 from infra.redis import open_redis
 from infra.s3 import Store
 from infra.schema_feed import open_schema_feed

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from datetime import datetime, timezone
 
-from gpu_worker.pause import Pause
 from infra.kafka import BusUnavailable, Producer, RecordTooLarge
+from infra.pause import Pause
 from schemas.codec import encode
 from schemas.evidence import KeyedRecord, dead_letter, without_value
 from schemas.headers import Stamp

@@ -12,10 +12,10 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from gpu_worker.held import Held
-from gpu_worker.pause import Pause
 from gpu_worker.recovery import FirstResults, inherited
 from infra.kafka import AIOKafkaConsumer, BusUnavailable, KafkaError, Producer, TopicPartition, open_consumer
 from infra.kafka_spans import read_spans, spans_kept, spans_since
+from infra.pause import Pause
 from infra.schema_feed import learn_nothing
 from infra.settings import KafkaSettings
 

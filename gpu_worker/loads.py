@@ -14,8 +14,8 @@ from typing import Any
 from gpu_worker.blame import Blame
 from gpu_worker.endings import Failure
 from gpu_worker.errors import MachineError
-from gpu_worker.pause import Pause
 from gpu_worker.ports import Runner
+from infra.pause import Pause
 
 log = logging.getLogger(__name__)
 

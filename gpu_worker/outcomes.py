@@ -24,8 +24,8 @@ from datetime import datetime, timezone
 from gpu_worker.blame import Blame
 from gpu_worker.claims import LargeTensors
 from gpu_worker.endings import Ended, Failure, as_failed, as_of
-from gpu_worker.pause import Pause
 from infra.kafka import BusUnavailable, HandedOver, KeyedRecord, Producer
+from infra.pause import Pause
 from infra.redis import Redis, RedisError
 from schemas.codec import encode
 from schemas.headers import Stamp

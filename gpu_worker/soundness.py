@@ -19,8 +19,9 @@ from schemas.tensors import BYTES, ELEMENT_SIZE_BYTES, Tensor
 LONGEST_TEXT_BYTES = 1024
 #: Of each text that the ledger's tables have in one index together.
 LONGEST_ID_BYTES = 200
-#: From admission to deadline, and from now to either: six times what a gateway can be set to. It also bounds how long a
-#: request whose version cannot be loaded holds back its partition's position, and the hours that it may be billed in.
+#: From admission to deadline: six times what a gateway can be set to. An admission may lie as far ahead of this clock,
+#: since another machine's wrote it, so a deadline lies at most twice this ahead. That bounds how long a request whose
+#: version cannot be loaded holds back its partition's position, and the hours that it may be billed in.
 LONGEST_LIFE_S = 3600.0
 #: Eight times what a gateway lets through: nothing stops a run, so this bounds how long one request has the device.
 MOST_ITEMS = 16_384
@@ -70,7 +71,10 @@ def _require_names(request: InferenceRequested) -> None:
 def _require_times(request: InferenceRequested, now_s: float) -> None:
     admitted_s, deadline_s = request.occurred_at.timestamp(), request.deadline_at.timestamp()
     if admitted_s - now_s > LONGEST_LIFE_S:
-        raise ItemError(f"occurred_at: expected a time that has passed, found {request.occurred_at.isoformat()}")
+        raise ItemError(
+            f"occurred_at: expected at most {LONGEST_LIFE_S:.0f} s after this worker's clock, "
+            f"found {admitted_s - now_s:.0f} s"
+        )
     if not 0 < deadline_s - admitted_s <= LONGEST_LIFE_S:
         raise ItemError(
             f"deadline_at: expected at most {LONGEST_LIFE_S:.0f} s after occurred_at, "

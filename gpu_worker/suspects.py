@@ -6,9 +6,12 @@ same batch would end each worker at its start. A device that is lost by itself c
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID
 
@@ -16,6 +19,9 @@ log = logging.getLogger(__name__)
 
 #: Some were run meanwhile by other workers, on other disks; the newest matter.
 _MOST = 4096
+#: Who holds the lock reads and writes one small file; only one that is frozen holds it for longer.
+_LOCK_WITHIN_S = 1.0
+_LOCK_POLL_S = 0.01
 
 
 class Suspects:
@@ -33,14 +39,17 @@ class Suspects:
 
     def add(self, request_ids: Iterable[UUID]) -> None:
         """Remember these before the process ends. A disk that refuses is logged: it must not hide the lost device."""
-        self._ids |= dict.fromkeys(request_ids)
-        self._write(dict.fromkeys([*self._read(), *self._ids]))
+        new = dict.fromkeys(request_ids)
+        self._ids |= new
+        # Not all that are known here: others may have cleared some of those.
+        self._change(lambda kept: [*dict.fromkeys([*kept, *new])])
 
-    def clear(self, request_id: UUID) -> None:
-        """This one has ended."""
-        if request_id in self._ids:
-            del self._ids[request_id]
-            self._write({one: None for one in self._read() if one != request_id})
+    def clear(self, request_ids: Iterable[UUID]) -> None:
+        """These have ended, and the log says so. A disk that refuses is logged."""
+        ended = {one for one in request_ids if one in self._ids}
+        if ended:
+            self._ids = {one: None for one in self._ids if one not in ended}
+            self._change(lambda kept: [one for one in kept if one not in ended])
 
     def _read(self) -> list[UUID]:
         found = []
@@ -53,12 +62,31 @@ class Suspects:
             log.warning("suspects not read", extra={"fields": {"path": self._path, "reason": error}})
         return found
 
-    def _write(self, ids: dict[UUID, None]) -> None:
+    def _change(self, change: Callable[[Sequence[UUID]], Sequence[UUID]]) -> None:
+        """Replace what the file holds by what becomes of it, with no other worker's change in between."""
         if self._path is None:
             return
         try:
-            incoming = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-            incoming.write_text("".join(f"{one}\n" for one in list(ids)[-_MOST:]))
-            incoming.replace(self._path)
+            # Its own file: the other is replaced, and a lock on it would be a lock on what it was.
+            with _locked(self._path.with_name(f"{self._path.name}.lock")):
+                incoming = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+                incoming.write_text("".join(f"{one}\n" for one in change(self._read())[-_MOST:]))
+                incoming.replace(self._path)
         except OSError as error:
             log.error("suspects not kept", extra={"fields": {"path": self._path, "reason": error}})
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Raises TimeoutError, an OSError, when another process keeps the lock. The file stays, as any lock file must."""
+    ends_s = time.monotonic() + _LOCK_WITHIN_S
+    with path.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= ends_s:
+                    raise TimeoutError(f"{path}: another process has held it for {_LOCK_WITHIN_S:.0f} s") from None
+            time.sleep(_LOCK_POLL_S)
+        yield

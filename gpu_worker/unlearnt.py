@@ -10,8 +10,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from gpu_worker.pause import Pause
 from infra.kafka import BusUnavailable
+from infra.pause import Pause
 from infra.schema_feed import learn_nothing
 from schemas.codec import Placed, decode_at
 from schemas.records import InferenceRequested

@@ -245,7 +245,6 @@ class Worker:
         ended = [self._told(run, d.request, r, now, failed) for d, r in zip(mine, results, strict=True)]
         for finished in ended:
             self._counts[finished.outcome.value.lower()] += 1
-            self._suspects.clear(finished.request_id)
         self._commit_recorded(mine, [d.ended_by(finished) for d, finished in zip(mine, ended, strict=True)])
 
     def _told(
@@ -271,7 +270,10 @@ class Worker:
         # 1 blobs, 2 results, 3 usage and copies: inside `record`. Die before the log has the results: the batch runs
         # again. Die before the usage: whoever inherits the request finds its result and sends both again.
         await self._outcomes.record(ended)
-        # 4 offsets. Die before: the requests are inherited, their results are found and they do not run again.
+        # 4 suspicions. Die before: they stay in the file until whoever inherits the requests gets here. Not sooner:
+        # that one lost the device again is not known anywhere else before its failure is on the log.
+        self._suspects.clear([one.finished.request_id for one in ended])
+        # 5 offsets. Die before: the requests are inherited, their results are found and they do not run again.
         self._inbox.done(deliveries)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -192,10 +192,12 @@ def strays(home: Path) -> list[psutil.Process]:
 
 def kill_strays(home: Path, *, known: Iterable[int] = ()) -> list[int]:
     """Kill the marked processes outside the families of `known` pids; return their pids."""
+    # Before the families: a child that is born between the two looks would be in no family, and be killed.
+    marked = strays(home)
     spared = set(known)
     for pid in tuple(spared):
         spared.update(process.pid for process in _family(pid))
-    lost = {process for process in strays(home) if process.pid not in spared}
+    lost = {process for process in marked if process.pid not in spared}
     _kill_all(lost)
     return sorted(process.pid for process in lost)
 

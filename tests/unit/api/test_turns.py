@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from api.checker import answer
 from api.errors import Unavailable, Unprocessable
@@ -94,6 +97,32 @@ async def test_however_the_child_ends_the_schema_is_told_to_be_at_fault(tmp_path
                 await asked.candidate(OWN)
 
 
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_child_that_was_killed_between_two_questions_is_not_the_next_schemas_fault(
+    tmp_path: Path, run: Callable[..., Any]
+) -> None:
+    """By the system, when memory is short. When the question comes, the event loop has not heard of it."""
+    pids = tmp_path / "pids"
+    body = (
+        f"open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
+        """    print('{"fingerprint": "f", "digest": "d"}', flush=True)"""
+    )
+
+    async def kill_it(_rest_s: float) -> None:
+        if pids.exists():
+            os.kill(pid := int(pids.read_text().split()[-1]), signal.SIGKILL)
+            with suppress(ChildProcessError):  # asyncio's thread was faster
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 (the loop is to be held)
+
+    async def ask() -> None:
+        async with turns(program=made_up(tmp_path, body), sleep=kill_it) as asked:
+            for _ in range(3):
+                assert (await asked.candidate(OWN)).fingerprint == "f"
+
+    run(ask())
+    assert len(set(pids.read_text().split())) == 3
+
+
 async def test_a_child_that_cannot_be_started_is_told_as_away() -> None:
     async with turns(program=("/nowhere/program",)) as asked:
         with pytest.raises(Unavailable):
@@ -117,7 +146,7 @@ async def test_strangers_take_turns_and_a_long_queue_is_refused(tmp_path: Path) 
             return False
 
         waiting = [asyncio.ensure_future(asked.candidate(OWN)) for _ in range(MAX_WAITING)]
-        await eventually(begun.exists)
+        await eventually(lambda: begun.read_text() == "x")  # it is there, and empty, before it is written to
         assert await refused()
         # Hanging up does not make room: the work goes on.
         waiting[0].cancel()

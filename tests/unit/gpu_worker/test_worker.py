@@ -592,3 +592,40 @@ async def test_a_request_that_loses_the_device_ends_two_workers_and_no_more(tmp_
     assert ended == {poison.request_id: Outcome.FAILED, good.request_id: Outcome.SUCCEEDED}
     assert lives <= 3
     assert poison.request_id not in Suspects(tmp_path / "suspects")
+
+
+async def test_a_suspicion_lasts_until_the_end_of_its_request_is_on_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With Kafka away the failure that was found is not recorded: the next worker must not find it out all over."""
+    monkeypatch.setattr("gpu_worker.worker._LAST_WORDS_S", 0.01)
+    path, recorded = tmp_path / "suspects", list[bool]()
+    at = datetime.now(timezone.utc)
+    poison = requested(version=GOOD, occurred_at=at, deadline_at=at + timedelta(seconds=99))
+    Suspects(path).add([poison.request_id])
+    for kafka_is_there in (False, True):
+        bench = Bench(Suspects(path))
+        bench.runner.loses = poison.request_id
+        if not kafka_is_there:
+            bench.outcomes.open.clear()
+        bench.inbox.put(poison)
+        with pytest.raises(MachineError):
+            await asyncio.wait_for(bench.worker.run(bench.stop), 30)
+        recorded.append(bench.outcome_of(poison) is Outcome.FAILED)
+        assert (poison.request_id in Suspects(path)) is not kafka_is_there
+    assert recorded == [False, True]
+
+
+async def test_an_inherited_end_clears_its_suspicion(tmp_path: Path) -> None:
+    """Its first owner died between the log and the file of suspects."""
+    path, at = tmp_path / "suspects", datetime.now(timezone.utc)
+    request = requested(version=GOOD, occurred_at=at, deadline_at=at + timedelta(seconds=99))
+    Suspects(path).add([request.request_id])
+    bench = Bench(Suspects(path))
+    running = asyncio.create_task(bench.worker.run(bench.stop))
+    end = Ended(finished=finished(request), reply_to="a", deadline_at=request.deadline_at, logged=b"its bytes")
+    bench.inbox.put(request, ended=end)
+    await bench.ended(1)
+    bench.stop.set()
+    await running
+    assert request.request_id not in Suspects(path)

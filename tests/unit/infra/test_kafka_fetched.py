@@ -15,7 +15,7 @@ from infra import kafka_batches
 from infra.kafka import BusUnavailable, open_consumer
 from infra.kafka_batches import RECORD_BYTES, RECORDS_MAX, STAND_INS_MAX, UNPACKED_MAX_BYTES
 from infra.kafka_codecs import GZIP, LZ4, NAMES, ZSTD
-from infra.kafka_fetched import FETCHED_MAX_BYTES, Fetched, read_every_batch
+from infra.kafka_fetched import _REMEMBERED, FETCHED_MAX_BYTES, Fetched, read_every_batch
 from infra.kafka_records import MAX_HEADERS
 from infra.settings import KafkaSettings
 from schemas.codec import DecodeError, decode_at
@@ -285,6 +285,18 @@ def test_a_wrong_checksum_is_asked_for_again_before_it_is_believed() -> None:
     found = among_good(bytes(hurt), 3)
     assert "the checksum is wrong" in refused(found)
     assert [r.offset for r in found] == [3, 4, 5]
+
+
+def test_no_more_damaged_batches_are_remembered_than_a_bound() -> None:
+    """A partition of nothing else, or a network that hurts each batch once, would fill the memory over the days."""
+    hurt = []
+    for number in range(_REMEMBERED + 1):
+        batch = bytearray(raw_batch(raw_record(0, b"damaged %d" % number), 1, base=number))
+        batch[-1] ^= 1
+        hurt.append(bytes(batch))
+    assert not any(Fetched(batch).has_next() for batch in hurt)
+    assert Fetched(hurt[-1]).has_next() and Fetched(hurt[1]).has_next(), "within the bound they are"
+    assert not Fetched(hurt[0]).has_next(), "the oldest is asked for anew"
 
 
 def test_a_fetch_that_begins_with_a_wrong_checksum_is_not_taken_for_a_record_too_large() -> None:

@@ -131,6 +131,26 @@ def test_a_process_whose_pid_file_was_lost_is_found_by_its_mark(ground: Ground) 
     assert not processes.is_alive(lost)
 
 
+@pytest.mark.parametrize("look", ["_family", "strays"])
+def test_a_child_that_is_born_while_strays_are_looked_for_is_spared(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, look: str
+) -> None:
+    parent = ground.launch("until [ -e go ]; do sleep 0.01; done; sleep 600 & echo $! > child; wait")
+    real = getattr(processes, look)
+
+    def then_born(of: object) -> object:
+        found = real(of)
+        (ground.folder / "go").touch()
+        wait_until((ground.folder / "child").read_text)
+        return found
+
+    monkeypatch.setattr(processes, look, then_born)
+    processes.kill_strays(ground.folder, known=[parent.pid])
+    child = int((ground.folder / "child").read_text())
+    assert processes.start_mark(child) is not None
+    assert processes.is_alive(parent)
+
+
 def test_other_homes_are_not_touched(ground: Ground, tmp_path: Path) -> None:
     running = ground.launch(FOR_LONG)
     assert processes.kill_strays(tmp_path / "other") == []

@@ -79,3 +79,13 @@ async def test_a_fetch_that_a_new_assignment_overtook_is_dropped() -> None:
     driver.meanwhile = lambda: footing._stands.update({PLACE: 1})
     assert await follows(footing, driver, [5]) == []
     assert await follows(footing, driver, [1, 2, 3]) == [(1, 1), (2, 2), (3, 3)]
+
+
+async def test_a_fetch_of_several_partitions_is_measured_from_before_any_question() -> None:
+    """A question about the first partition takes time, in which a new assignment may seek the second."""
+    other = TopicPartition("t", 1)
+    footing, driver = Footing(), Driver(3, 0)
+    footing._stands = {PLACE: 3, other: 100}
+    driver.meanwhile = lambda: footing._stands.update({other: 50})
+    told = await footing.follow(driver, {PLACE: [SimpleNamespace(offset=5)], other: [SimpleNamespace(offset=100)]})
+    assert {tp: [stood for stood, _ in followed] for tp, followed in told.items()} == {PLACE: [3]}

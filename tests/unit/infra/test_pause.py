@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_worker.pause import Pause
+from infra.pause import Pause
 
 
 def test_pauses_double_up_to_the_bound() -> None:
