@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
+from uuid import UUID
 
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
@@ -16,6 +17,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import InvalidPartitionsError, KafkaError, TopicAlreadyExistsError
 
 from infra.kafka import BusUnavailable
+from infra.kafka_topic_ids import topic_ids
 from infra.settings import KafkaSettings
 from infra.topic_plan import Layout
 
@@ -109,6 +111,10 @@ class Admin:
             return {}
         found = await self._client.describe_topics(list(topics))
         return {t["topic"]: len(t["partitions"]) for t in found if not t["error_code"]}
+
+    async def topic_id(self, topic: str) -> UUID | None:
+        """The id of a topic; None when there is no such topic, or the broker tells no ids. Raises BusUnavailable."""
+        return (await topic_ids(self._client._client, [topic])).get(topic)
 
     async def committed(self, group: str) -> dict[TopicPartition, int]:
         """Next offset per partition that a group has committed; empty for an unknown group."""

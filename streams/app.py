@@ -113,12 +113,22 @@ class LedgerApp(faust.App):
             holding=lambda: self.delivery.holding,
         )
         await self._settle(topic.name)
+        # Not a task of the app: those begin with the first assignment, and a consumer may never get one.
+        self.add_future(self._watch())
         if s.mode == "loop":
             self.loop_reader = UsageLoop(s, topic=topic.name, group=group, delivery=self.delivery, beacon=self.beacon)
             await self.add_runtime_dependency(self.loop_reader)
         self.watermark = Watermark(s.kafka, s.postgres, assigned=self.assigned)
         self.add_future(self.watermark.run())  # it never fails either
         self.add_future(self.pruner.run())  # nor does it
+
+    async def _watch(self) -> None:
+        try:
+            await self.watchdog.run()
+        except Stalled as error:
+            log.critical("stalled, ending: %s", error)
+            end_for_certain()
+            raise
 
     def new_ledger(self, pool: Any) -> Ledger:
         """The ledger behind this app."""
@@ -131,13 +141,12 @@ class LedgerApp(faust.App):
         ends = loop.time() + s.give_up_s
         while True:
             try:
-                await settle_positions(
+                self.watchdog.topic_id = await settle_positions(
                     s.kafka,
                     group=ledger_group(s.kafka.namespace),
                     topic=topic,
                     partitions=USAGE.partitions,
-                    positions=lambda: self.ledger.positions(topic),
-                    move=lambda moves: self.ledger.move(topic, moves),
+                    book=self.ledger,
                     rewind=s.rewind,
                     skip_gone=s.skip_gone,
                 )
@@ -183,6 +192,7 @@ def build(
         broker_request_timeout=30.0,
         consumer_auto_offset_reset="earliest",
         producer_threaded=False,
+        table_standby_replicas=0,  # the group then shares partitions out as a plain consumer does, and may have both
         worker_redirect_stdouts=False,
     )
     app.settings = settings
@@ -200,20 +210,8 @@ def build(
             batch_records=settings.batch_records,
             batch_wait_s=settings.batch_wait_s,
         )
-    _watch(app)
     _pages(app)
     return app
-
-
-def _watch(app: LedgerApp) -> None:
-    @app.task  # type: ignore[untyped-decorator]
-    async def watch() -> None:
-        try:
-            await app.watchdog.run()
-        except Stalled as error:
-            log.critical("stalled, ending: %s", error)
-            end_for_certain()
-            raise
 
 
 def _pages(app: LedgerApp) -> None:

@@ -45,10 +45,11 @@ class Footing:
     ) -> dict[TopicPartition, Followed]:
         """Each fetched record with the position that it follows; what another seek overtook meanwhile is left out."""
         told: dict[TopicPartition, Followed] = {}
+        before = {tp: self._stands.get(tp) for tp in fetched}  # all of them before the first question is asked
         for tp, records in fetched.items():
             if not records:
                 continue
-            known = self._stands.get(tp)
+            known = before[tp]
             stood = await self._stood(consumer, tp, known, records[0].offset)
             if self._stands.get(tp) != known:
                 continue  # sent elsewhere while we asked: these come again from there

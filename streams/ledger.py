@@ -160,15 +160,23 @@ class Ledger:
             rows = await connection.fetch(queries("streams")["positions"], self._group, topic)
         return {r["partition"]: r["next_offset"] for r in rows}
 
-    async def move(self, topic: str, moves: Mapping[int, tuple[int | None, int]]) -> None:
+    async def topic_id(self, topic: str) -> UUID | None:
+        """Which topic of that name the positions are of; None when that was never noted."""
+        async with self._connection() as connection:
+            found: UUID | None = await connection.fetchval(queries("streams")["topic_id"], self._group, topic)
+        return found
+
+    async def move(self, topic: str, topic_id: UUID | None, moves: Mapping[int, tuple[int | None, int]]) -> None:
         """Set positions, also backwards: per partition from what it was (None: there was none) to what it shall be.
 
-        A position that is another by now stays.
+        A position that is another by now stays. Notes with them which topic they are of, where that can be told.
         """
-        if moves:
-            async with self._connection() as connection:
+        async with self._connection() as connection, _scope(connection):
+            if moves:
                 rows = _columns([(partition, was, to) for partition, (was, to) in moves.items()])
                 await connection.execute(queries("streams")["move"], self._group, topic, *rows)
+            if topic_id is not None:
+                await connection.execute(queries("streams")["note_topic"], self._group, topic, topic_id)
 
     async def reachable(self, *, timeout_s: float) -> None:
         """Return when Postgres answers. Raises what the driver raises when it does not."""

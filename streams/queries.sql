@@ -82,6 +82,13 @@ INSERT INTO consumer_offsets (consumer_group, topic, partition, next_offset)
 SELECT $1, $2, partition, next_offset FROM new WHERE was IS NULL
 ON CONFLICT (consumer_group, topic, partition) DO NOTHING
 
+-- name: topic_id
+SELECT topic_id FROM consumer_topics WHERE consumer_group = $1 AND topic = $2
+
+-- name: note_topic
+INSERT INTO consumer_topics (consumer_group, topic, topic_id) VALUES ($1, $2, $3)
+ON CONFLICT (consumer_group, topic) DO UPDATE SET topic_id = excluded.topic_id
+
 -- name: positions
 SELECT partition, next_offset FROM consumer_offsets WHERE consumer_group = $1 AND topic = $2
 

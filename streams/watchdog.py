@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass, field
+from uuid import UUID
 
 from infra.kafka import BusUnavailable
 from infra.postgres import is_outage
@@ -26,7 +27,9 @@ LAST_RESORT_S = 10.0
 
 
 class Stalled(RuntimeError):
-    """Records wait, nothing moves, and nothing known (a held batch, a server that is away) explains it."""
+    """Records wait, nothing moves, and nothing known (a held batch, a server that is away) explains it; or the topic is
+    another one by now.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +92,8 @@ class Watchdog:
         self._holding = holding
         self._detector = StallDetector(stall_s=stall_s)
         self._pause_s = min(stall_s / 4, 2.0)
+        #: Which topic the positions are of; None: not known.
+        self.topic_id: UUID | None = None
         self.lag: int | None = None
         self.stalled: str | None = None
 
@@ -110,6 +115,11 @@ class Watchdog:
 
     async def look(self, reader: LogReader) -> None:
         """One look. Raises Stalled, BusUnavailable."""
+        found = await reader.topic_id(self._topic)
+        if None not in (found, self.topic_id) and found != self.topic_id:
+            # A consumer goes on in it by offset, past its first records.
+            self.stalled = f"{self._topic} was deleted and made anew; a new start reads it from its beginning"
+            raise Stalled(self.stalled)
         spans = await reader.freeze(self._topic, self._partitions)
         if self._holding() is not None:
             # Delivery knows what it waits for, says so, and is bounded by its own deadline.

@@ -10,9 +10,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from uuid import UUID
 
 from infra.kafka import AIOKafkaConsumer, BusUnavailable, TopicPartition, open_consumer
 from infra.kafka_spans import read_spans, spans_kept, spans_since
+from infra.kafka_topic_ids import topic_ids
 from infra.schema_feed import learn_once
 from infra.settings import KafkaSettings
 from schemas.ids import EPOCH
@@ -113,6 +115,13 @@ class LogReader:
                         value=r.value,
                     )
                 progress(topic, done, total)
+
+    async def topic_id(self, topic: str) -> UUID | None:
+        """Which topic the name stands for now; None when there is none, or the broker tells no ids.
+
+        Raises BusUnavailable.
+        """
+        return (await topic_ids(self._consumer._client, [topic])).get(topic)
 
     async def first(self, topic: str, partition: int, *, begin: int, end: int) -> LogRecord | None:
         """The first committed record in [begin, end) of a partition; None when only markers lie there."""

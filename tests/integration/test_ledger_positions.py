@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import urllib.error
 import urllib.request
 
@@ -119,6 +121,34 @@ async def test_a_topic_that_was_made_anew_is_read_from_its_beginning(either: dic
     world.worker()
     await world.caught_up()
     assert await world.sums() == {"requests": 58, "items": 232}
+
+
+@pytest.mark.parametrize("mode", ["agent", "loop"])
+async def test_a_topic_that_was_made_anew_behind_a_frozen_ledgers_back_is_read_from_its_beginning(
+    env: dict[str, str], spawn: Spawn, mode: str
+) -> None:
+    """It goes on by offset in the new topic, past its first records; a new start finds that the topic is another."""
+    settings = {"INFERLOG_LEDGER_MODE": mode, "INFERLOG_LEDGER_SESSION_S": "20"}
+    world = LedgerWorld(env, spawn)
+    worker = world.worker(settings=settings)
+    await world.produce(usages(20), partition=2)
+    await world.caught_up()
+    await world.acknowledged()
+    os.kill(worker.pid, signal.SIGSTOP)
+    async with open_admin(world.settings.kafka) as admin:
+        await admin._client.delete_topics([world.topic])
+        await eventually(lambda: gone(admin, world.topic), what="the topic deleted")
+        await admin.create_topics([USAGE.in_namespace(world.settings.kafka.namespace)])
+    await world.produce(usages(100), partition=2)
+    os.kill(worker.pid, signal.SIGCONT)
+    assert worker.wait(60) != 0
+    assert "was deleted and made anew" in worker.log.read_text()
+    world.worker(settings=settings)
+
+    async def counted() -> bool:
+        return await world.sums() == {"requests": 120, "items": 480}
+
+    await eventually(counted, what="all of both topics", timeout_s=60)
 
 
 async def gone(admin: object, topic: str) -> bool:

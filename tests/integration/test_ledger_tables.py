@@ -150,9 +150,14 @@ async def test_a_position_that_another_writer_moved_meanwhile_is_found_out(ledge
 
 async def test_a_position_is_set_where_the_topic_was_made_anew(ledger: Ledger) -> None:
     await advance(ledger, 0, 9)
-    await ledger.move(TOPIC, {3: (9, 2), 4: (None, 7)})
+    await ledger.move(TOPIC, None, {3: (9, 2), 4: (None, 7)})
     assert await ledger.positions(TOPIC) == {3: 2, 4: 7}
-    await ledger.move(TOPIC, {3: (9, 0), 4: (None, 0)})  # as read before somebody else moved them
+    assert await ledger.topic_id(TOPIC) is None
+    one, other = uuid4(), uuid4()
+    await ledger.move(TOPIC, one, {3: (9, 0), 4: (None, 0)})  # as read before somebody else moved them
+    assert await ledger.topic_id(TOPIC) == one
+    await ledger.move(TOPIC, other, {})
+    assert await ledger.topic_id(TOPIC) == other
     assert await ledger.positions(TOPIC) == {3: 2, 4: 7}
     await advance(ledger, 7, 8, partition=4)
 
