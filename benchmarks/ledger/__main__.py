@@ -111,7 +111,12 @@ class _Bench:
         ):
             # The group stands where an earlier contender left it, and the ledger is empty: as after a restore, the
             # ledger moves the group back to its own position and reads everything again.
-            own = {**env, "INFERLOG_LEDGER_MODE": mode, "INFERLOG_LEDGER_REWIND": "1"}
+            own = {
+                **env,
+                "INFERLOG_LEDGER_MODE": mode,
+                "INFERLOG_LEDGER_REWIND": "1",
+                "INFERLOG_LEDGER_HORIZON_DAYS": "3650",
+            }
             async with program(faust_worker("streams.app"), own, log) as process:
                 samples = await watch(
                     process, lambda: world.position(connection), total=total, log=log, servers=world.pids

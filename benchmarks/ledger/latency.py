@@ -70,7 +70,12 @@ async def _measure(world: World, mode: str, rate: float, seconds: float, seed: i
         world.database(name) as env,
         open_connection(PostgresSettings(dsn=env["INFERLOG_POSTGRES_DSN"])) as connection,
     ):
-        own = {**env, "INFERLOG_LEDGER_MODE": mode, "INFERLOG_LEDGER_REWIND": "1"}
+        own = {
+            **env,
+            "INFERLOG_LEDGER_MODE": mode,
+            "INFERLOG_LEDGER_REWIND": "1",
+            "INFERLOG_LEDGER_HORIZON_DAYS": "3650",
+        }
         async with program(faust_worker("streams.app"), own, log) as process:
             looks: list[tuple[float, dict[int, int]]] = []
             looking = asyncio.create_task(_look(world, connection, looks))

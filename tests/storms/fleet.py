@@ -27,7 +27,11 @@ RECIPES: tuple[Mapping[str, str], ...] = (
     {"INFERLOG_LEDGER_MODE": "agent", "INFERLOG_LEDGER_BATCH": "100"},
     {"INFERLOG_LEDGER_MODE": "loop", "INFERLOG_LEDGER_BATCH": "300"},
 )
-_SETTINGS = {"INFERLOG_LEDGER_SESSION_S": "2", "INFERLOG_LEDGER_STALL_S": "60"}
+_SETTINGS = {
+    "INFERLOG_LEDGER_SESSION_S": "2",
+    "INFERLOG_LEDGER_STALL_S": "60",
+    "INFERLOG_LEDGER_FUTURE_S": "86400",
+}
 _PAUSE_S = 0.5
 #: A worker that was asked to end and has not after this long is killed, and counted as overdue.
 GRACE_S = 30.0
