@@ -48,10 +48,10 @@ def teach(records: Iterable[Placed], learn: Learn = learn_here) -> Counter[str]:
             new = learn(published)
         except DecodeError as error:
             counts["unreadable"] += 1
-            log.error("no schema can be read here", extra={"fields": {"reason": error}})
+            log.error("no schema can be read here: %s", error)
         except LockfileError as error:
             counts["conflicts"] += 1
-            log.error("a schema on the log is not taken", extra={"fields": {"offset": record.offset, "reason": error}})
+            log.error("the schema at offset %d is not taken: %s", record.offset, error)
         else:
             counts["learnt" if new else "known"] += 1
             if new:

@@ -72,7 +72,7 @@ class Comparison:
         try:
             published = decode_at(record, SchemaPublished)
         except DecodeError as error:
-            log.error("no schema can be read here", extra={"fields": {"reason": error}})
+            log.error("no schema can be read here: %s", error)
             return
         self._highest = max(self._highest, published.schema_id)
         schema = self._by_id.get(published.schema_id)
