@@ -70,14 +70,16 @@ def test_no_agent_of_ours_reads_its_stream_in_a_way_that_can_lose() -> None:
         ("async for b in stream.take(9, within=1): pass", "concurrency=1", "calls take"),
         ("async for b in stream.noack_take(9, within=1): pass", "concurrency=2", "concurrency is 2"),
         ("async for b in stream.noack_take(9, within=1): pass", "", "concurrency is None"),
+        (
+            "async for b in stream.noack_take(9, within=1): pass",
+            "concurrency=1, supervisor_strategy=OneForOneSupervisor",
+            "supervisor is not CrashingSupervisor",
+        ),
     ],
 )
 def test_the_guard_sees_every_way_that_can_lose(body: str, options: str, fault: str) -> None:
-    separator = ", " if options else ""
-    source = (
-        f"@app.agent(topic, supervisor_strategy=CrashingSupervisor{separator}{options})\n"
-        f"async def ledger(stream):\n    {body}\n"
-    )
+    named = options if "supervisor" in options else f"supervisor_strategy=CrashingSupervisor, {options}"
+    source = f"@app.agent(topic, {named})\nasync def ledger(stream):\n    {body}\n"
     assert any(fault in f for f in faults(source))
 
 
