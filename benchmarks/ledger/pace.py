@@ -14,7 +14,10 @@ WINDOW = (0.10, 0.95)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """At a moment of a monotonic clock: how many records were done, and CPU seconds used so far, by process."""
+    """At a moment of a monotonic clock: how many records were done, and CPU seconds used so far, by process.
+
+    Among those "queued": for how long the contender could have run, but had no core.
+    """
 
     at_s: float
     records: int

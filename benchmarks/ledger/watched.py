@@ -70,12 +70,24 @@ async def watch(
         if process.poll() is not None:
             raise Failed(f"exited {process.returncode} at {records} of {total} records\n{tail(log)}")
         times = own.cpu_times()
-        cpu_s = {"own": times.user + times.system, **servers_cpu(servers)}
+        cpu_s = {"own": times.user + times.system, "queued": queued_s(process.pid), **servers_cpu(servers)}
         samples.append(Sample(at_s=time.monotonic(), records=records, cpu_s=cpu_s))
         if time.monotonic() > ends:
             raise Failed(f"at {records} of {total} records after {_READ_WITHIN_S:.0f} s\n{tail(log)}")
         await asyncio.sleep(_PAUSE_S)
     return samples
+
+
+def queued_s(pid: int) -> float:
+    """Seconds that a process's threads could have run and had no core, where the system tells (Linux), else 0.
+
+    Large where others keep the machine busy: what is measured then is the machine.
+    """
+    found = 0.0
+    for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with suppress(OSError):  # a thread that has just ended
+            found += int(file.read_text().split()[1]) / 1e9
+    return found
 
 
 def servers_cpu(pids: Mapping[str, int]) -> dict[str, float]:
