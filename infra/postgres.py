@@ -95,6 +95,9 @@ async def open_connection(settings: PostgresSettings, *, command_timeout_s: floa
     connection = await connect(settings, command_timeout_s=command_timeout_s)
     try:
         yield connection
+    except asyncio.CancelledError:
+        connection.terminate()  # whoever is told to end does not wait for a server that may only be stopped
+        raise
     finally:
         try:
             await connection.close(timeout=_CLOSE_WITHIN_S)

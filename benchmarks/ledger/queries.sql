@@ -18,3 +18,8 @@ SELECT coalesce(sum(next_offset), 0)::bigint FROM consumer_offsets WHERE consume
 
 -- name: counted
 SELECT count(*) FROM processed_requests
+
+-- name: note_positions
+INSERT INTO consumer_offsets AS c (consumer_group, topic, partition, next_offset)
+SELECT $1, $2, partition, next_offset FROM unnest($3::integer[], $4::bigint[]) AS new (partition, next_offset)
+ON CONFLICT (consumer_group, topic, partition) DO UPDATE SET next_offset = excluded.next_offset, updated_at = now()

@@ -71,7 +71,7 @@ async def bare_statements(world: World, env: dict[str, str], batches: Sequence[S
     ready = [_columns_of(b) for b in batches]
     async with open_connection(PostgresSettings(dsn=env["INFERLOG_POSTGRES_DSN"])) as connection:
         insert, add = await connection.prepare(sql["insert_processed"]), await connection.prepare(sql["add_usage"])
-        place = await connection.prepare(sql["place"])
+        place = await connection.prepare(queries("benchmarks.ledger")["note_positions"])
         first = None
         for batch, (processed, hourly, positions) in zip(batches, ready, strict=True):
             async with connection.transaction():
