@@ -39,6 +39,10 @@ async def _every_record_says_what_it_is(settings: KafkaSettings) -> None:
     written = {requests_topic(): "api", RESULTS: "gpu_worker", USAGE: "gpu_worker"}
     for topic, producer in written.items():
         kind, name = topic.record, topic.in_namespace(settings.namespace).name
+        # Usage is logged after the answer may be read.
+        await eventually(
+            lambda name=name, topic=topic: _is_traced(settings, name, topic.partitions), what=f"trace on {name}"
+        )
         traces = []
         for headers in await _headers(settings, name, topic.partitions):
             assert headers["inferlog.schema"] == kind.SCHEMA.encode()
@@ -46,6 +50,10 @@ async def _every_record_says_what_it_is(settings: KafkaSettings) -> None:
             assert headers["inferlog.producer"].startswith(f"{producer}/".encode())
             traces += [headers["traceparent"]] if "traceparent" in headers else []
         assert traces == [TRACEPARENT.encode()], f"{name}: {traces}"
+
+
+async def _is_traced(settings: KafkaSettings, name: str, partitions: int) -> bool:
+    return any("traceparent" in headers for headers in await _headers(settings, name, partitions))
 
 
 async def _headers(settings: KafkaSettings, topic: str, partitions: int) -> list[dict[str, bytes]]:

@@ -126,7 +126,8 @@ async def test_on_the_usage_stream_each_is_kept_and_told_once_whenever_the_ledge
     log = log_of(*(usage(quantities={"requests": 1, "items": 4}) for _ in range(2)))
     topic = await put(world.settings.kafka, USAGE, log)
 
-    small = {"INFERLOG_LEDGER_BATCH": "4"}
+    # Long enough that a batch is closed by its size, and not by a pause between two fetches.
+    small = {"INFERLOG_LEDGER_BATCH": "4", "INFERLOG_LEDGER_WAIT_S": "3"}
     async with world.blocked_batch():
         killed = world.worker(settings=small)
         await world.wait_blocked()

@@ -103,7 +103,7 @@ async def test_the_worker_serves_what_can_be_read_and_sets_the_rest_aside(
         assert [value_of(r) for r in await desk.results_of(good)] == [1.0] * 5
         await desk.everything_committed(PLACES)
         letters = {x.offset: x.reason for x in (await desk.read()).dead_letters}
-    assert list(letters) == list(range(4, PLACES - 1))
+    assert sorted(letters) == list(range(4, PLACES - 1))  # batches that were fetched apart are told in any order
     assert "unpacked" in letters[4]
     assert "lz4" in letters[6]
     assert most_memory(worker) < 1000 * MIB  # torch alone has most of it
