@@ -44,11 +44,11 @@ docs: $(READY) ## Write docs/events.md from the schemas
 	@$(PY) -m schemas.gate.event_page
 
 .PHONY: test
-test: $(READY) ## Run every test, two at a time, on real servers they start themselves (under 15 min)
+test: $(READY) ## Run every test, two at a time, on real servers they start themselves (about 20 min on two cores)
 	@$(PY) -m pytest tests -n 2 --dist loadfile
 
 .PHONY: unit
-unit: $(READY) ## Run the tests that need no server (10 to 15 s)
+unit: $(READY) ## Run the tests that need no server (about 1 min)
 	@$(PY) -m pytest -q tests/unit
 
 .PHONY: format
