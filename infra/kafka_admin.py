@@ -14,7 +14,12 @@ from uuid import UUID
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import InvalidPartitionsError, KafkaError, TopicAlreadyExistsError
+from aiokafka.errors import (
+    GroupCoordinatorNotAvailableError,
+    InvalidPartitionsError,
+    KafkaError,
+    TopicAlreadyExistsError,
+)
 
 from infra.kafka import BusUnavailable
 from infra.kafka_topic_ids import topic_ids
@@ -117,8 +122,20 @@ class Admin:
         return (await topic_ids(self._client._client, [topic])).get(topic)
 
     async def committed(self, group: str) -> dict[TopicPartition, int]:
-        """Next offset per partition that a group has committed; empty for an unknown group."""
-        offsets = await self._client.list_consumer_group_offsets(group)
+        """Next offset per partition that a group has committed; empty for an unknown group. Raises KafkaError.
+
+        The first question about any group has the broker make the topic where groups are kept, which takes a moment.
+        """
+        clock = asyncio.get_running_loop().time
+        ends_s = clock() + _KNOWN_WITHIN_S
+        while True:
+            try:
+                offsets = await self._client.list_consumer_group_offsets(group)
+                break
+            except GroupCoordinatorNotAvailableError:
+                if clock() > ends_s:
+                    raise
+            await asyncio.sleep(0.1)
         return {tp: meta.offset for tp, meta in offsets.items() if meta.offset >= 0}
 
 

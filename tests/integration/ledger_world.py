@@ -93,14 +93,8 @@ class LedgerWorld:
 
     async def committed(self) -> dict[int, int]:
         """The broker's committed offset of the group per partition."""
-        found: dict[TopicPartition, int] = {}
-
-        async def asked() -> bool:  # a broker that never had a group takes a moment to find who keeps their offsets
-            async with open_admin(self.settings.kafka) as admin:
-                found.update(await admin.committed(self.group))
-            return True
-
-        await eventually(asked, what="the offsets of the group")
+        async with open_admin(self.settings.kafka) as admin:
+            found: dict[TopicPartition, int] = await admin.committed(self.group)
         return {tp.partition: offset for tp, offset in found.items()}
 
     async def caught_up(self) -> None:
