@@ -16,16 +16,13 @@ from uuid import UUID
 
 from infra.kafka_topic_ids import Position
 from infra.postgres import Connection, queries
+from infra.turns import Turn
 from schemas.codec import encode
 from schemas.facts import Fact
 from schemas.headers import EVENT_ID, Headers, Stamp
 from schemas.records import DeadLetter
 from schemas.topics import Topic
 
-# Held from the first fact of a transaction to its end, so that positions are given out in the order of commits.
-ORDER_LOCK: Final = 0x1F_E0_10_8
-# Held by the session of the one relay that publishes; Postgres keeps advisory locks per database.
-RELAY_LOCK: Final = 0x1F_E0_10_9
 # A writer that is frozen between its last fact and its COMMIT loses its session, and with it the lock. Less than the
 # 10 s that the ledger waits for a statement, so that whoever waits behind it comes through. Waiters need no deadline on
 # the server: one that is gone is given the lock in its turn, and loses it in the same way.
@@ -49,7 +46,7 @@ async def add_facts(
         raise RuntimeError("facts are written in the transaction of their change, and none is open")
     values = [encode(fact) for _, fact in keyed]
     headers = [_headers(fact, stamp) for _, fact in keyed]
-    await connection.execute(queries("infra")["outbox_order"], ORDER_LOCK, str(ORDER_HELD_MS))
+    await connection.execute(queries("infra")["outbox_order"], Turn.FACTS, str(ORDER_HELD_MS))
     await connection.execute(
         queries("infra")["outbox_add"],
         [fact.event_id for _, fact in keyed],
@@ -119,7 +116,7 @@ async def take_relay_lock(connection: Connection, *, lease_s: float) -> bool:
     """
     milliseconds = str(int(lease_s * 1000))
     await connection.fetch(queries("infra")["outbox_session"], milliseconds, RELAY_SESSION)
-    taken: bool = await connection.fetchval(queries("infra")["outbox_relay"], RELAY_LOCK)
+    taken: bool = await connection.fetchval(queries("infra")["try_turn"], Turn.RELAY)
     return taken
 
 

@@ -21,13 +21,11 @@ from infra.s3 import RuleDiffers, RuleRefused, Store
 from infra.schema_publish import Compared, UnknownHere, publish_schemas
 from infra.settings import KafkaSettings, OperatorSettings, PostgresSettings
 from infra.topic_plan import Drift, Growth, TopicPlan, plan_topics
+from infra.turns import Turn
 from schemas.claims import BLOB_PREFIX
 from schemas.lockfile import locked_schemas
 from schemas.topics import DEFAULT_POOL, SCHEMAS, Topic, all_topics, requests_topic
 
-# One number for every provisioner, so that two of them take turns.
-_MIGRATION_LOCK = 0x1F_E0_10_6
-_PROVISION_LOCK = 0x1F_E0_10_A
 _TURN_WITHIN_S = 60.0
 #: How much longer large tensors are kept than their records may be: Kafka deletes whole segments, up to a week
 #: (segment.ms) after their first record was old enough.
@@ -77,7 +75,7 @@ async def migrate(settings: PostgresSettings) -> list[str]:
     """
     applied: list[str] = []
     async with open_connection(settings, command_timeout_s=60) as connection:
-        await connection.execute(queries("infra")["take_turn"], _MIGRATION_LOCK)
+        await connection.execute(queries("infra")["take_turn"], Turn.MIGRATION)
         await connection.execute(queries("infra")["migrations_table"])
         for name, digest in (await _pending(connection)).items():
             async with connection.transaction():
@@ -263,7 +261,7 @@ async def _turn(settings: PostgresSettings) -> AsyncIterator[None]:
     """One provisioner at a time per installation. Raises DatabaseUnavailable after 60 s behind another one."""
     async with open_connection(settings, command_timeout_s=_TURN_WITHIN_S) as connection:
         try:
-            await connection.execute(queries("infra")["take_turn"], _PROVISION_LOCK)
+            await connection.execute(queries("infra")["take_turn"], Turn.PROVISION)
         except asyncio.TimeoutError as error:
             raise DatabaseUnavailable(
                 f"another 'inferlog provision' has not ended for {_TURN_WITHIN_S:g} s; look at it, then run this again"

@@ -4,6 +4,10 @@
 -- Held by the connection until it closes.
 SELECT pg_advisory_lock($1)
 
+-- name: try_turn
+-- The same, if nobody else has it.
+SELECT pg_try_advisory_lock($1)
+
 -- name: migrations_table
 CREATE TABLE IF NOT EXISTS schema_migrations (
     name text PRIMARY KEY,
@@ -50,9 +54,6 @@ FROM unnest($1::uuid[], $2::text[], $3::bytea[], $4::bytea[], $5::jsonb[]) WITH 
 -- A relay that is frozen loses its session, and with it the lock; one that waits for a row does not wait for long.
 SELECT set_config('idle_session_timeout', $1, false), set_config('idle_in_transaction_session_timeout', $1, false),
        set_config('lock_timeout', '5000', false), set_config('application_name', $2, false)
-
--- name: outbox_relay
-SELECT pg_try_advisory_lock($1)
 
 -- name: outbox_topics_waiting
 SELECT topic, topic_id, coalesce(next_offset, 0) AS next_offset

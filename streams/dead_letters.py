@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
+from uuid import UUID
 
 from schemas.records import DeadLetter
 
@@ -41,6 +42,11 @@ KIND_PATTERNS: Final = (
     (Kind.UNFIT, r"^[A-Za-z]+Error: "),  # Postgres refused a value of it
     (Kind.UNDECODABLE, r""),
 )
+
+
+def contradiction(request_id: UUID) -> str:
+    """The reason of a letter whose record says something else of a request than the one that was counted for it."""
+    return f"request {request_id}: differs from the usage record that was counted for it"
 
 
 def kind_of(reason: str) -> Kind:

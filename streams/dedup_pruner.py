@@ -16,15 +16,15 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, Final
 from uuid import UUID
 
+from infra.pause import Pause
 from infra.postgres import Connection, connect, is_outage, is_unusable, queries
 from infra.settings import PostgresSettings
+from infra.turns import Turn
 
 log = logging.getLogger(__name__)
 
 #: How the session is named in pg_stat_activity.
 SESSION: Final = "inferlog dedup pruner"
-# Held by the one session that lets go of rows; Postgres keeps advisory locks per database.
-PRUNER_LOCK: Final = 0x1F_E0_10_A
 #: A ledger that has just begun has records to count first.
 FIRST_ROUND_S: Final = 60.0
 ROUND_S: Final = 600.0
@@ -88,17 +88,16 @@ class Pruner:
     async def run(self) -> None:
         """A round every ROUND_S until cancelled. No failure ends it: it is said once, and the next one comes sooner."""
         await self._sleep(FIRST_ROUND_S)
-        pause_s = 1.0
+        pause = Pause(1.0, _LONGEST_PAUSE_S)
         while True:
             try:
                 await self.round()
-                pause_s = 1.0
+                pause = Pause(1.0, _LONGEST_PAUSE_S)
                 await self._sleep(ROUND_S)
                 continue
             except Exception as error:  # noqa: BLE001 (none may end the ledger, which counts without it)
                 self._stand_still(error)
-            await self._sleep(pause_s)
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+            await self._sleep(pause.next_s())
 
     def _stand_still(self, error: Exception) -> None:
         if not (is_outage(error) or is_unusable(error)):
@@ -123,7 +122,7 @@ class Pruner:
         # 4  delete slice by slice, each a transaction of its own; dying in between: the next round goes on
         sql = queries("streams")
         async with _open_session(self._postgres) as connection:
-            if not await connection.fetchval(sql["dedup_turn"], PRUNER_LOCK):
+            if not await connection.fetchval(queries("infra")["try_turn"], Turn.PRUNER):
                 self._enter("standby", "another process lets go of counted requests")
                 return
             await connection.execute(sql["dedup_move"], self._group, self._topic, self._partitions, self._horizon)
@@ -151,12 +150,11 @@ class Pruner:
     async def _older_transactions(self, connection: Connection) -> None:
         """Return once every transaction that is open now has ended, however long that takes."""
         sql = queries("streams")["dedup_open"]
-        poll_s = _FIRST_POLL_S
+        poll = Pause(_FIRST_POLL_S, _LONGEST_POLL_S)
         left = {r["transaction"] for r in await connection.fetch(sql)}
         while left:
             self._enter("waiting", f"{len(left)} transactions that are older than the horizon's move are still open")
-            await self._sleep(poll_s)
-            poll_s = min(poll_s * 2, _LONGEST_POLL_S)
+            await self._sleep(poll.next_s())
             left &= {r["transaction"] for r in await connection.fetch(sql)}
 
     async def _prune(self, connection: Connection, first_id: UUID) -> int:

@@ -17,7 +17,7 @@ from infra.postgres import is_data_error, is_outage
 from infra.schema_feed import learn_nothing
 from schemas.evidence import dead_letter
 from schemas.records import DeadLetter
-from streams.dead_letters import RawRecord, refuse_if_systemic
+from streams.dead_letters import RawRecord, contradiction, refuse_if_systemic
 from streams.dedup import AHEAD, Overtaken, sift
 from streams.ports import Transaction, TransactionSource
 from streams.projections import LocatedUsage, Turns, in_turns
@@ -214,15 +214,11 @@ class Delivery:
             if len(usages) == 1:
                 return 0, 0, [(usages[0], f"{type(error).__name__}: {error}")]
         else:
-            return counted.new, counted.rows, [(u, _contradiction(u)) for u in counted.contradicting]
+            return counted.new, counted.rows, [(u, contradiction(u.record.request_id)) for u in counted.contradicting]
         middle = len(usages) // 2
         left, left_rows, left_refused = await self._settle(transaction, usages[:middle])
         right, right_rows, right_refused = await self._settle(transaction, usages[middle:])
         return left + right, left_rows + right_rows, left_refused + right_refused
-
-
-def _contradiction(usage: LocatedUsage) -> str:
-    return f"request {usage.record.request_id}: differs from the usage record that was counted for it"
 
 
 def _letters(usage: LocatedUsage, batch: Turns, reason: str, *, now: datetime) -> list[DeadLetter]:

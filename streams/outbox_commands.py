@@ -14,10 +14,10 @@ import click
 
 from infra.kafka import BusUnavailable
 from infra.kafka_admin import open_admin
-from infra.outbox import RELAY_LOCK
 from infra.postgres import connect, queries
 from infra.settings import KafkaSettings, ReplaySettings, replay_settings
 from infra.telemetry import configure_logging
+from infra.turns import Turn
 from schemas.keys import prefixed
 from schemas.topics import all_topics
 from streams.backfill import Untold, untold
@@ -95,7 +95,7 @@ async def _read(settings: ReplaySettings) -> tuple[dict[str, Any] | None, list[W
     sql = queries("infra")
     connection = await connect(settings.postgres)
     try:
-        session = await connection.fetchrow(sql["outbox_relay_session"], RELAY_LOCK)
+        session = await connection.fetchrow(sql["outbox_relay_session"], Turn.RELAY)
         rows = await connection.fetch(sql["outbox_standing"])
         passed_over = await untold(connection)
     finally:

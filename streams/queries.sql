@@ -100,9 +100,6 @@ SELECT set_config('application_name', $1, false), set_config('lock_timeout', '1s
        set_config('statement_timeout', '5s', false), set_config('idle_session_timeout', '60s', false),
        set_config('plan_cache_mode', 'force_custom_plan', false)
 
--- name: dedup_turn
-SELECT pg_try_advisory_lock($1)
-
 -- name: dedup_move
 -- To a whole hour $4 before all of the ledger's sums were whole, but not before $4 ago; nowhere while a partition's
 -- watermark is not known. $3: how many partitions there are.

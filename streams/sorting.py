@@ -65,7 +65,7 @@ class Sorting:
             else:
                 usages.append(LocatedUsage(record=record, source=source, digest=content_digest(record)))
 
-    def batch(self, records: Sequence[RawRecord], *, began_s: float = 0.0) -> SortedBatch:
+    def batch(self, records: Sequence[RawRecord], *, began_s: float) -> SortedBatch:
         """All that was taken, in the order in which it was. Raises Skipped."""
         return SortedBatch(
             began_s=began_s,
@@ -79,15 +79,8 @@ class Sorting:
         )
 
 
-def sort_out(records: Sequence[RawRecord], *, now: datetime) -> SortedBatch:
-    """Decode each record; undecodable and unfit ones become dead letters of this moment. Raises Skipped."""
-    sorting = Sorting(now=now)
-    sorting.take(records)
-    return sorting.batch(records)
-
-
 async def sort_in_steps(records: Sequence[RawRecord], *, began_s: float) -> SortedBatch:
-    """The same in steps: what else this process does, such as writing the batch before, goes on between them."""
+    """Sort in steps: what else this process does, such as writing the batch before, goes on between. Raises Skipped."""
     sorting = Sorting(now=datetime.now(timezone.utc))
     for at in range(0, len(records), STEP_RECORDS):
         sorting.take(records[at : at + STEP_RECORDS])

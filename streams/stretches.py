@@ -10,25 +10,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from schemas.codec import Placed
+
 
 class Skipped(RuntimeError):
     """Records between two positions were not read; the message says where. Nothing of the batch may be kept."""
 
 
-class Located(Protocol):
-    """What a stretch needs of a record. `follows`: the position of its reader just before it, at most its offset."""
-
-    @property
-    def topic(self) -> str:
-        """The topic's name."""
-
-    @property
-    def partition(self) -> int:
-        """The partition."""
-
-    @property
-    def offset(self) -> int:
-        """The record's own place."""
+class Located(Placed, Protocol):
+    """A record as read by somebody who knows where it stood, at most at the record's offset."""
 
     @property
     def follows(self) -> int:

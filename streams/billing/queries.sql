@@ -1,6 +1,3 @@
--- name: take_sender_lock
-SELECT pg_try_advisory_lock($1)
-
 -- name: owed
 -- Hours up to $1 whose total, usage and corrections, is not what Stripe was told; one row each.
 WITH ledger AS (

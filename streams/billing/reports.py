@@ -9,13 +9,11 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
 
 from infra.postgres import Connection, Record, queries
+from infra.turns import Turn
 from streams.billing.intents import OPEN, HourKey, Intent, Report, State, plan
 
-# One number for every reporter; Postgres keeps advisory locks per database.
-_SENDER_LOCK: Final = 0x1F_E0_10_7
 _SQL = queries("streams.billing")
 
 
@@ -65,7 +63,7 @@ class Reports:
     async def take_sender_lock(self) -> bool:
         """True when this connection is now the only sender of its database; held until the connection ends."""
         async with self._one_at_a_time:
-            return bool(await self._connection.fetchval(_SQL["take_sender_lock"], _SENDER_LOCK))
+            return bool(await self._connection.fetchval(queries("infra")["try_turn"], Turn.REPORTER))
 
     async def plan(self, *, last_hour: datetime, environment: str, now: datetime, retry_rejected: bool) -> Planned:
         """Write what is owed for hours up to `last_hour`, in one transaction that also read it."""

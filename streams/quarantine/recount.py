@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from infra.postgres import Connection, is_data_error
 from schemas.codec import DecodeError, decode_at
 from schemas.records import UsageRecorded
-from streams.dead_letters import Kind, RawRecord, kind_of
+from streams.dead_letters import Kind, RawRecord, contradiction, kind_of
 from streams.ledger import LedgerTransaction
 from streams.projections import LocatedUsage, UnfitRecord, check_fit, content_digest, in_turns
 
@@ -110,7 +110,4 @@ async def _count(
 
 
 def _contradiction(usage: LocatedUsage) -> str:
-    return (
-        f"request {usage.record.request_id}: differs from the usage record that was counted for it; what is billed is "
-        "corrected by  inferlog billing adjust"
-    )
+    return f"{contradiction(usage.record.request_id)}; what is billed is corrected by  inferlog billing adjust"

@@ -14,9 +14,10 @@ from uuid import UUID
 from aiokafka.admin import AIOKafkaAdminClient
 
 from infra.kafka_admin import open_admin
-from infra.outbox import RELAY_LOCK, add_facts
+from infra.outbox import add_facts
 from infra.postgres import Connection, connect, queries
 from infra.settings import PostgresSettings, ReplaySettings, replay_settings
+from infra.turns import Turn
 from schemas.codec import DecodeError, decode_at
 from schemas.facts import Fact, PriceBookPublished, RouteChanged
 from schemas.headers import Stamp
@@ -185,7 +186,7 @@ class RelayWorld:
     async def active_session(self) -> int | None:
         """The Postgres session that holds the relay's lock."""
         async with self.tables() as c:
-            row: Any = await c.fetchrow(queries("infra")["outbox_relay_session"], RELAY_LOCK)
+            row: Any = await c.fetchrow(queries("infra")["outbox_relay_session"], Turn.RELAY)
         return None if row is None else int(row["pid"])
 
 

@@ -7,7 +7,7 @@ import pytest
 from schemas.evidence import dead_letter
 from schemas.records import DeadLetter
 from streams.dead_letters import AllRecordsBad, Kind, in_slices, kind_of, refuse_if_systemic
-from streams.sorting import sort_out
+from streams.sorting import Sorting
 from tests.unit.streams.usage_samples import NOON, raw, usage
 
 
@@ -36,7 +36,9 @@ def test_a_slice_is_bounded_by_its_evidence_and_none_is_lost() -> None:
     ],
 )
 def test_what_the_ledger_sets_aside_has_a_kind(value: object, kind: Kind) -> None:
-    (letter,) = sort_out([raw(value, 0)], now=NOON).dead  # type: ignore[arg-type]
+    records, sorting = [raw(value, 0)], Sorting(now=NOON)  # type: ignore[arg-type]
+    sorting.take(records)
+    (letter,) = sorting.batch(records, began_s=0.0).dead
     assert kind_of(letter.reason) is kind
 
 
