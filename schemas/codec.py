@@ -86,13 +86,14 @@ class _Meaning(NamedTuple):
 class _Compiled:
     """One schema, ready to use."""
 
-    __slots__ = ("fingerprint", "header", "id", "meaning", "record", "schema")
+    __slots__ = ("bare", "fingerprint", "header", "id", "meaning", "record", "schema")
 
     def __init__(self, schema_id: int, record: str, definition: dict[str, Any], meaning: _Meaning) -> None:
         self.id = schema_id
         self.record = record
         self.fingerprint = frame.fingerprint(definition)
         self.schema = frame.parsed(definition)
+        self.bare = frame.parsed(frame.without_conversions(definition))
         self.header = frame.header(schema_id)
         self.meaning = meaning
 
@@ -183,6 +184,23 @@ class Codec:
             raise DecodeError(f"{expected.__name__}: {type(error).__name__}: {error}") from error
         raise DecodeError(f"{expected.__name__}: {rest} bytes follow the record")
 
+    def bare(self, value: bytes | None, expected: type[Record]) -> dict[str, Any] | None:
+        """The fields of a record of the newest schema as they lie on the log, for a reader that checks them itself.
+
+        UUIDs are any text, moments any count of microseconds since 1970. None for everything that takes more than
+        reading, or is no such record: `decode` then does it, or says what is wrong.
+        """
+        compiled, _ = self._newest[expected]
+        if value is None or not value.startswith(compiled.header):
+            return None
+        body = BytesIO(value)
+        body.seek(_HEADER_BYTES)
+        try:
+            datum = cast("dict[str, Any]", fastavro.schemaless_reader(body, compiled.bare, None))
+        except Exception:  # noqa: BLE001 (whatever it is, decoding meets it again and names it)
+            return None
+        return datum if body.tell() == len(value) else None
+
     def decode_at(self, record: Placed, expected: type[R]) -> R:
         """The same for a record read from the log; the error then names its place."""
         try:
@@ -241,5 +259,6 @@ _codec = Codec(locked_schemas())
 encode = _codec.encode
 decode = _codec.decode
 decode_at = _codec.decode_at
+bare = _codec.bare
 fingerprint_of = _codec.fingerprint_of
 learn = _codec.learn

@@ -48,6 +48,19 @@ def parsed(definition: Any) -> Any:
         raise NoSchema(f"{type(error).__name__}: {error}") from error
 
 
+def without_conversions(definition: Any) -> Any:
+    """The same schema with UUIDs as text and moments as microseconds: the same bytes, and nothing made of them yet."""
+    if isinstance(definition, list):
+        return [without_conversions(part) for part in definition]
+    if not isinstance(definition, dict):
+        return definition
+    nested = ("type", "items", "values", "fields")
+    left = {name: without_conversions(part) if name in nested else part for name, part in definition.items()}
+    if (left.get("type"), left.get("logicalType")) in (("string", "uuid"), ("long", "timestamp-micros")):
+        del left["logicalType"]
+    return left
+
+
 def fingerprint(definition: Any) -> str:
     """CRC-64-AVRO of the parsing canonical form, as fastavro computes it (hex, little-endian). Raises NoSchema."""
     schema = parsed(definition)

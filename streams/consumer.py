@@ -10,11 +10,13 @@ follow.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Generator, Iterator, Mapping, Sequence
+from inspect import iscoroutine
 from typing import Any
 
 from faust.transport.drivers import aiokafka as kafka_driver
 from faust.types import TP
+from mode.services import WaitResults
 
 from infra.kafka import read_every_batch
 from streams.footing import Footing
@@ -94,6 +96,29 @@ class LedgerConsumer(kafka_driver.Consumer):
         await super().perform_seek()
         self.in_hand.forget(self.assignment())
 
+    async def wait_first(self, *waits: Any, timeout: Any = None) -> Any:
+        """The same, without four tasks and three turns of the event loop for every record.
+
+        Faust hands each record to its stream in a race with an order to pause. Nearly always there is room and the
+        record is handed over before anything is waited for; then the race is over before it needs a task.
+        """
+        if len(waits) != 2 or timeout is not None or not iscoroutine(waits[0]) or self._is_pausing:
+            return await super().wait_first(*waits, timeout=timeout)
+        handing_over, order = waits
+        try:
+            waits_for = handing_over.send(None)
+        except StopIteration as done:
+            order.close()
+            return WaitResults([handing_over], [done.value], False)
+        except BaseException:
+            order.close()
+            raise
+        return await super().wait_first(_Begun(handing_over, waits_for), order)
+
+    @property
+    def _is_pausing(self) -> bool:
+        return self.suspend_flow.is_set() or self._stopped.is_set() or self._crashed.is_set()
+
     def _to_message(self, tp: TP, record: Any) -> Any:
         follows, fetched = record
         message: Any = super()._to_message(tp, fetched)
@@ -116,6 +141,27 @@ class LedgerConsumer(kafka_driver.Consumer):
 
     async def _add_gap(self, tp: TP, offset_from: int, offset_to: int) -> None:
         """Nothing: gaps matter to Faust's own way of finding what to commit, and would pile up."""
+
+
+class _Begun:
+    """The rest of a coroutine that has run up to its first wait, which is for `waits_for`."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], waits_for: Any) -> None:
+        self._coroutine = coroutine
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        coroutine, waits_for = self._coroutine, self._waits_for
+        try:
+            while True:
+                try:
+                    told = yield waits_for
+                except BaseException as error:  # noqa: BLE001 (thrown by the task that awaits; the coroutine's to handle)
+                    waits_for = coroutine.throw(error)
+                else:
+                    waits_for = coroutine.send(told)
+        except StopIteration as done:
+            return done.value
 
 
 class LedgerTransport(kafka_driver.Transport):

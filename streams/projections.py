@@ -96,16 +96,30 @@ def content_digest(record: UsageRecorded) -> bytes:
     The list of fields is frozen: stored digests are compared with new ones. A field that the record gains later may
     enter only where it is not its default, or each record written before and read again would contradict itself.
     """
-    said = (
-        record.event_id,
+    return digest_of(
+        str(record.event_id),
         (record.occurred_at - _EPOCH) // _MICROSECOND,
-        record.request_id,
+        str(record.request_id),
         record.customer_id,
         record.model,
         record.version,
         record.price_id,
         dict(record.quantities),
     )
+
+
+def digest_of(
+    event_id: str,
+    occurred_at_us: int,
+    request_id: str,
+    customer_id: str,
+    model: str,
+    version: str,
+    price_id: str,
+    quantities: dict[str, int],
+) -> bytes:
+    """The digest of a record with these fields; the ids in their usual form, lower case with hyphens."""
+    said = (event_id, occurred_at_us, request_id, customer_id, model, version, price_id, quantities)
     return blake2b(orjson.dumps(said, option=orjson.OPT_SORT_KEYS), digest_size=DIGEST_BYTES).digest()
 
 

@@ -17,6 +17,7 @@ from streams.dead_letters import RawRecord
 from streams.dedup import Extent
 from streams.projections import LocatedUsage, Turns, UnfitRecord, check_fit, content_digest, in_turns
 from streams.stretches import Stretch, stretches
+from streams.usage_reading import read_usage
 
 #: Decoded at a time, which takes some milliseconds.
 STEP_RECORDS = 250
@@ -54,6 +55,10 @@ class Sorting:
         """Decode each record; undecodable and unfit ones become dead letters of this moment."""
         usages, dead, now = self._usages, self._dead, self._now
         for source in records:
+            usage = read_usage(source)
+            if usage is not None:
+                usages.append(usage)
+                continue
             try:
                 record = decode_at(source, UsageRecorded)
                 check_fit(record)
