@@ -29,11 +29,11 @@ from schemas.codec import encode
 from schemas.ids import usage_id
 from schemas.records import UsageRecorded
 from schemas.topics import USAGE
-from streams.dead_letters import RawRecord
-from streams.dedup_pruner import Pruner
-from streams.delivery import Delivery
-from streams.ledger import Ledger
-from streams.sorting import SortedBatch
+from streams.ledger.dead_letters import RawRecord
+from streams.ledger.delivery import Delivery
+from streams.ledger.pruner import Pruner
+from streams.ledger.sorting import SortedBatch
+from streams.ledger.tables import Ledger
 
 BATCH = 1000
 CUSTOMERS = 400

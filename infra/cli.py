@@ -30,8 +30,8 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("gpu_worker.commands:models", "Publish, list and route model versions."),
     "prices": ("streams.billing.prices_commands:price_list", "Publish and list what a unit of each meter costs."),
     "schemas": ("schemas.gate.commands:schemas", "List, check and publish the schemas of the records."),
-    "usage": ("streams.usage_commands:usage", "Show what was used, by customer, hour, day or month, model and meter."),
-    "outbox": ("streams.outbox_commands:outbox", "Show and publish the changes that wait to become records."),
+    "usage": ("streams.usage.commands:usage", "Show what was used, by customer, hour, day or month, model and meter."),
+    "outbox": ("streams.outbox.commands:outbox", "Show and publish the changes that wait to become records."),
     "dead-letters": (
         "streams.quarantine.commands:dead_letters",
         "List, redrive and discard records that could not be handled.",

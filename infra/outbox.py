@@ -1,6 +1,6 @@
 """A table's changes become records, in order: a change's transaction writes them, one relay reads and removes them.
 
-    BEGIN … change … add_facts … COMMIT        the relay (streams.relay) reads the rows, publishes and removes them
+    BEGIN … change … add_facts … COMMIT        the relay reads the rows, publishes, removes them
 
 Either both the change and its record are committed or neither is.
 """

@@ -13,8 +13,8 @@ from typing import Any
 import faust
 from mode.supervisors import CrashingSupervisor
 
-from streams.dead_letters import RawRecord
-from streams.stretches import Stretch
+from streams.ledger.dead_letters import RawRecord
+from streams.ledger.stretches import Stretch
 
 Deliver = Callable[[Sequence[RawRecord]], Awaitable[list[Stretch]]]
 

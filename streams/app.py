@@ -25,16 +25,16 @@ from schemas.keys import ledger_group
 from schemas.topics import USAGE
 from streams.agents import register_usage_agent
 from streams.consumer import LedgerTransport
-from streams.dead_letters import RawRecord
-from streams.dedup_pruner import Pruner
-from streams.delivery import Delivery
-from streams.ledger import Ledger
-from streams.loop import UsageLoop
-from streams.positions import settle_positions
-from streams.relay import Relay
-from streams.stretches import Stretch
+from streams.ledger.dead_letters import RawRecord
+from streams.ledger.delivery import Delivery
+from streams.ledger.loop import UsageLoop
+from streams.ledger.positions import settle_positions
+from streams.ledger.pruner import Pruner
+from streams.ledger.stretches import Stretch
+from streams.ledger.tables import Ledger
+from streams.outbox.relay import Relay
+from streams.usage.watermark import Watermark
 from streams.watchdog import Stalled, Watchdog, end_for_certain
-from streams.watermark import Watermark
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from faust.types import TP
 from mode.services import WaitResults
 
 from infra.kafka import read_every_batch
-from streams.footing import Footing
 from streams.in_hand import InHand
-from streams.stretches import Stretch
+from streams.ledger.footing import Footing
+from streams.ledger.stretches import Stretch
 
 Offsets = Mapping[TP, int]
 _FULL_PAUSE_S = 0.1

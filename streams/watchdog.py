@@ -18,7 +18,7 @@ from uuid import UUID
 from infra.kafka import BusUnavailable
 from infra.postgres import is_outage
 from infra.settings import KafkaSettings
-from streams.replay.log import LogReader, open_log
+from streams.log import LogReader, open_log
 
 log = logging.getLogger(__name__)
 

@@ -119,7 +119,7 @@ async def _visible(
 
 async def _look(world: World, connection: Connection, looks: list[tuple[float, dict[int, int]]]) -> None:
     """Where the ledger stands in each partition, again and again, with when the question was asked."""
-    sql = queries("streams")["positions"]
+    sql = queries("streams.ledger")["positions"]
     while True:
         rows = await connection.fetch(sql, world.group, world.topic)
         looks.append((time.monotonic(), {r["partition"]: r["next_offset"] for r in rows}))

@@ -16,13 +16,13 @@ from infra.kafka import TopicPartition, open_consumer
 from infra.postgres import open_connection, open_pool, queries
 from infra.settings import PostgresSettings
 from schemas.topics import USAGE
-from streams.dead_letters import RawRecord
-from streams.delivery import Delivery
-from streams.ledger import Ledger
-from streams.ports import Transaction
-from streams.projections import hourly_rows, processed_rows
-from streams.sorting import SortedBatch
-from streams.stretches import following
+from streams.ledger.dead_letters import RawRecord
+from streams.ledger.delivery import Delivery
+from streams.ledger.ports import Transaction
+from streams.ledger.projections import hourly_rows, processed_rows
+from streams.ledger.sorting import SortedBatch
+from streams.ledger.stretches import following
+from streams.ledger.tables import Ledger
 
 Columns = list[list[object]]
 
@@ -67,7 +67,7 @@ async def through_ledger(world: World, env: dict[str, str], batches: Sequence[So
 
 async def bare_statements(world: World, env: dict[str, str], batches: Sequence[SortedBatch]) -> Pace:
     """The same rows as columns made before, three prepared statements and a COMMIT a batch; no answer is looked at."""
-    sql = queries("streams")
+    sql = queries("streams.ledger")
     ready = [_columns_of(b) for b in batches]
     async with open_connection(PostgresSettings(dsn=env["INFERLOG_POSTGRES_DSN"])) as connection:
         insert, add = await connection.prepare(sql["insert_processed"]), await connection.prepare(sql["add_usage"])

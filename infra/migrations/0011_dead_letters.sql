@@ -1,6 +1,6 @@
 -- What became of a dead letter, by whom and why. The letter itself stays as it was written: it is evidence.
 
-ALTER TABLE dead_letters ADD COLUMN kind text;  -- null: not named yet, see streams.dead_letters.kind_of
+ALTER TABLE dead_letters ADD COLUMN kind text;  -- null: not named yet, see streams.ledger.dead_letters.kind_of
 ALTER TABLE dead_letters ADD COLUMN state text NOT NULL DEFAULT 'open'
     CHECK (state IN ('open', 'redriven', 'discarded'));
 CREATE INDEX dead_letters_seen ON dead_letters (seen_at, topic, partition, "offset");

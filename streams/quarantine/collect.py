@@ -17,9 +17,9 @@ from schemas.codec import DecodeError, decode_at
 from schemas.keys import prefixed
 from schemas.records import DeadLetter
 from schemas.topics import DEAD_LETTERS, POOL_NAME, requests_topic
-from streams.dead_letters import KIND_PATTERNS, SLICE_BYTES
-from streams.ledger import LedgerTransaction
-from streams.replay.log import LogReader, Span
+from streams.ledger.dead_letters import KIND_PATTERNS, SLICE_BYTES
+from streams.ledger.tables import LedgerTransaction
+from streams.log import LogReader, Span
 
 log = logging.getLogger(__name__)
 

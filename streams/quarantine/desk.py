@@ -19,12 +19,12 @@ from infra.postgres import Connection, open_connection
 from infra.settings import ReplaySettings
 from schemas.keys import ledger_group
 from schemas.topics import USAGE
-from streams.dead_letters import SLICE_BYTES, Kind, RawRecord
+from streams.ledger.dead_letters import SLICE_BYTES, Kind, RawRecord
+from streams.log import LogReader, LogRecord, open_log
 from streams.quarantine import shelf
 from streams.quarantine.collect import collect, name_kinds
 from streams.quarantine.letters import Evidence, Place, Selection, State
 from streams.quarantine.settling import Outcome, Settled, discard, redrive
-from streams.replay.log import LogReader, LogRecord, open_log
 
 SLICE_LETTERS: Final = 500
 NO_USAGE: Final = (

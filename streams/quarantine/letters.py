@@ -12,7 +12,7 @@ from typing import Final
 
 from schemas.keys import prefixed
 from schemas.topics import Topic
-from streams.dead_letters import RawRecord
+from streams.ledger.dead_letters import RawRecord
 from streams.replay.export import ExportError, find_topic
 
 _LARGEST_PARTITION: Final = 2**31 - 1

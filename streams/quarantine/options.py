@@ -11,7 +11,7 @@ import click
 
 from infra.arguments import Moment
 from infra.settings import ReplaySettings, replay_settings
-from streams.dead_letters import Kind
+from streams.ledger.dead_letters import Kind
 from streams.quarantine.desk import Desk
 from streams.quarantine.letters import Place, PlaceError, Selection, topic_named
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from infra.postgres import Connection, is_data_error
 from schemas.codec import DecodeError, decode_at
 from schemas.records import UsageRecorded
-from streams.dead_letters import Kind, RawRecord, contradiction, kind_of
-from streams.ledger import LedgerTransaction
-from streams.projections import LocatedUsage, UnfitRecord, check_fit, content_digest, in_turns
+from streams.ledger.dead_letters import Kind, RawRecord, contradiction, kind_of
+from streams.ledger.projections import LocatedUsage, UnfitRecord, check_fit, content_digest, in_turns
+from streams.ledger.tables import LedgerTransaction
 
 #: Raises UnfitRecord for a record that is fit but of a time in which the ledger counts nothing by itself.
 CheckTime = Callable[[UsageRecorded], None]

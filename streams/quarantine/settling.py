@@ -15,9 +15,9 @@ from typing import Final
 
 from infra.actor import Author
 from infra.postgres import Connection, queries
-from streams.dead_letters import Kind, RawRecord
-from streams.dedup import AHEAD
-from streams.ledger import LedgerTransaction
+from streams.ledger.dead_letters import Kind, RawRecord
+from streams.ledger.dedup import AHEAD
+from streams.ledger.tables import LedgerTransaction
 from streams.quarantine.letters import Place, State
 from streams.quarantine.recount import recount
 

@@ -17,7 +17,7 @@ import click
 from infra.actor import Author, authored
 from infra.settings import replay_settings
 from schemas.topics import USAGE
-from streams.dead_letters import Kind
+from streams.ledger.dead_letters import Kind
 from streams.quarantine import shelf
 from streams.quarantine.desk import Desk, Work, open_desk
 from streams.quarantine.letters import Place, Selection

@@ -13,6 +13,7 @@ from infra.kafka import BusUnavailable
 from infra.settings import ReplaySettings, replay_settings
 from schemas.facts import Record
 from schemas.plain import to_plain
+from streams.log import LogRecord
 from streams.quarantine import shelf
 from streams.quarantine.desk import open_desk
 from streams.quarantine.letters import Evidence, Place, topic_named
@@ -29,7 +30,6 @@ from streams.quarantine.rendering import (
     stamp,
 )
 from streams.quarantine.shelf import Action
-from streams.replay.log import LogRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

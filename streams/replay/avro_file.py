@@ -12,9 +12,9 @@ from typing import IO, cast
 from fastavro.schema import parse_schema
 from fastavro.write import Writer
 
+from infra.output import Output
 from schemas.facts import Record
 from streams.replay.columns import columns_of, converter, exported_schema
-from streams.replay.output import Output
 from streams.replay.rows import PLACE_NAMES, Row
 
 _BLOCK_BYTES = 64 * 1024

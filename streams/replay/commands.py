@@ -15,7 +15,7 @@ from infra.arguments import Moment, Seconds
 from infra.kafka import BusUnavailable
 from infra.postgres import is_outage
 from infra.settings import ReplaySettings, replay_settings
-from streams.replay.log import no_progress
+from streams.log import no_progress
 from streams.replay.proofs import Verdict
 from streams.replay.verify import NotCaughtUp, Report, wait_for_ledger
 from streams.replay.verify import verify as prove

@@ -18,7 +18,7 @@ from schemas.codec import DecodeError, decode_at
 from schemas.keys import worker_group
 from schemas.records import InferenceFinished, InferenceRequested, UsageRecorded
 from schemas.topics import RESULTS, USAGE, requests_topic
-from streams.replay.log import LogReader, LogRecord, Progress, Span
+from streams.log import LogReader, LogRecord, Progress, Span
 
 #: Clocks of the hosts that stamp admission and of those that write to the log may differ by this much.
 CLOCK_MARGIN = timedelta(minutes=10)

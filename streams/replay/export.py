@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any, cast
 
 from infra.kafka_admin import open_admin
+from infra.output import Output
 from infra.postgres import open_connection, queries
 from infra.settings import KafkaSettings, PostgresSettings
 from schemas.codec import DecodeError, decode_at
@@ -21,9 +22,8 @@ from schemas.facts import Record
 from schemas.keys import prefixed
 from schemas.lockfile import latest
 from schemas.topics import POOL_NAME, Topic, all_topics, requests_topic
+from streams.log import LogRecord, Progress, Span, no_progress, open_log
 from streams.replay.evidence import CLOCK_MARGIN
-from streams.replay.log import LogRecord, Progress, Span, no_progress, open_log
-from streams.replay.output import Output
 from streams.replay.rows import Csv, JsonLines, Row, RowWriter
 
 #: Rows are handed to the writer when there are this many, or when their records have this many bytes.

@@ -19,9 +19,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as ProgressBar
 
 from infra.arguments import Moment
+from infra.output import Output, whole_file
 from infra.postgres import is_outage
 from infra.settings import KafkaSettings, ReplaySettings, replay_settings
 from schemas.topics import Topic
+from streams.log import Progress, no_progress
 from streams.replay.export import (
     ExportError,
     Format,
@@ -34,8 +36,6 @@ from streams.replay.export import (
     require_customers,
     writer_for,
 )
-from streams.replay.log import Progress, no_progress
-from streams.replay.output import Output, whole_file
 
 _STDOUT = "-"
 

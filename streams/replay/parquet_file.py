@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 from pyarrow.parquet import ParquetWriter
 
+from infra.output import Output
 from schemas.facts import Record
 from schemas.lockfile import latest
 from streams.replay.columns import Column, Convert, Kind, columns_of, converter, exported_schema
-from streams.replay.output import Output
 from streams.replay.rows import PLACE_NAMES, Row
 
 #: A row group is written once it has this many rows, or this many bytes of values.

@@ -15,8 +15,8 @@ import orjson
 
 from schemas.facts import Record
 from schemas.plain import to_plain
+from streams.log import LogRecord
 from streams.replay.columns import PLACE, Column, Convert, Kind, columns_of, converter, exported_schema
-from streams.replay.log import LogRecord
 
 PLACE_NAMES = tuple(str(f["name"]) for f in PLACE)
 

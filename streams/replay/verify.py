@@ -18,10 +18,10 @@ from infra.settings import ReplaySettings
 from schemas.keys import ledger_group
 from schemas.records import InferenceFinished, InferenceRequested, UsageRecorded
 from schemas.topics import USAGE
+from streams.log import LogRecord, Progress, Span, no_progress, open_log
 from streams.replay.conservation import RequestBook
 from streams.replay.evidence import Reading, after, survey, trimmed
 from streams.replay.limits import LimitProof
-from streams.replay.log import LogRecord, Progress, Span, no_progress, open_log
 from streams.replay.proofs import DISCARDED, REDRIVEN, LedgerKey, LedgerProof, Verdict, hour_start
 
 #: How long usage and result of one request may lie apart on the log: they are sent together, acknowledged apart.

@@ -20,17 +20,17 @@ from faust.transport.drivers import aiokafka as kafka_driver
 from mode.supervisors import CrashingSupervisor
 
 import streams.app
-import streams.ledger
+import streams.ledger.tables
 from infra import schema_feed
 from infra.postgres import Connection
 from infra.settings import streams_settings
 from schemas.records import DeadLetter
 from streams.agents import Deliver, raw_record, raw_topic
 from streams.app import LedgerApp, build
-from streams.ledger import Ledger, LedgerTransaction
-from streams.loop import UsageLoop
-from streams.projections import Counted, LocatedUsage
-from streams.stretches import Stretch
+from streams.ledger.loop import UsageLoop
+from streams.ledger.projections import Counted, LocatedUsage
+from streams.ledger.stretches import Stretch
+from streams.ledger.tables import Ledger, LedgerTransaction
 
 
 class CountsEverything(LedgerTransaction):
@@ -223,7 +223,7 @@ class UnorderedApp(LedgerApp):
 
     async def on_start(self) -> None:
         for name in ("processed_rows", "hourly_rows"):
-            _shuffle(vars(streams.ledger), name)
+            _shuffle(vars(streams.ledger.tables), name)
         await super().on_start()
 
 

@@ -18,11 +18,11 @@ from schemas.codec import decode_at, encode
 from schemas.evidence import dead_letter
 from schemas.records import DeadLetter, UsageRecorded
 from schemas.topics import DEAD_LETTERS, USAGE
-from streams.dead_letters import RawRecord
-from streams.ledger import Ledger
-from streams.projections import LocatedUsage, content_digest
-from streams.replay.log import open_log
-from streams.stretches import stretches
+from streams.ledger.dead_letters import RawRecord
+from streams.ledger.projections import LocatedUsage, content_digest
+from streams.ledger.stretches import stretches
+from streams.ledger.tables import Ledger
+from streams.log import open_log
 from tests.conditions import eventually
 from tests.conftest import run_apart
 from tests.factories import usage

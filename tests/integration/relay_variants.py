@@ -19,7 +19,7 @@ from infra.outbox import WaitingFact
 from infra.postgres import Connection
 from infra.settings import replay_settings
 from infra.telemetry import configure_logging
-from streams.relay import Relay
+from streams.outbox.relay import Relay
 
 
 class FreezesBeforePublishing(Relay):

@@ -23,9 +23,9 @@ from schemas.facts import Fact, PriceBookPublished, RouteChanged
 from schemas.headers import Stamp
 from schemas.ids import new_event_id
 from schemas.topics import PRICES, ROUTES, Topic
-from streams.relay import Relay
-from streams.relay_standing import Standing
-from streams.replay.log import open_log
+from streams.log import open_log
+from streams.outbox.relay import Relay
+from streams.outbox.standing import Standing
 from tests.conditions import eventually
 from tests.factories import VERSION
 from tests.processes import Process

@@ -20,7 +20,7 @@ from schemas.facts import Record
 from schemas.ids import dead_letter_id
 from schemas.records import DeadLetter
 from schemas.topics import DEAD_LETTERS, USAGE, Topic, requests_topic
-from streams.replay.log import open_log
+from streams.log import open_log
 from streams.replay.verify import verify
 from tests.conditions import eventually
 from tests.factories import finished, usage

@@ -15,11 +15,11 @@ from infra.settings import PostgresSettings
 from schemas.ids import new_request_id
 from schemas.records import UsageRecorded
 from schemas.topics import USAGE
-from streams.dedup_pruner import Pruner
-from streams.delivery import Delivery
-from streams.ledger import Ledger
+from streams.ledger.delivery import Delivery
+from streams.ledger.pruner import Pruner
+from streams.ledger.stretches import Stretch
+from streams.ledger.tables import Ledger
 from streams.replay.verify import verify
-from streams.stretches import Stretch
 from tests.conditions import eventually
 from tests.factories import usage
 from tests.integration.ledger_world import Spawn, health

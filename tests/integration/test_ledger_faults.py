@@ -8,7 +8,7 @@ from aiokafka import AIOKafkaProducer
 from infra.local.stack import Stack
 from schemas.codec import encode
 from schemas.records import UsageRecorded
-from streams.replay.log import open_log
+from streams.log import open_log
 from streams.replay.verify import verify
 from streams.watchdog import Stalled, Watchdog
 from tests.conditions import eventually

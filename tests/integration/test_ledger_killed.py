@@ -13,8 +13,8 @@ import pytest
 from infra.postgres import open_pool
 from infra.settings import PostgresSettings
 from schemas.records import UsageRecorded
-from streams.delivery import Delivery
-from streams.ledger import Ledger
+from streams.ledger.delivery import Delivery
+from streams.ledger.tables import Ledger
 from tests.conditions import eventually
 from tests.integration.commit_cutter import AFTER, BEFORE, PASS, open_cutter
 from tests.integration.ledger_world import LedgerWorld, Spawn, usages

@@ -13,14 +13,14 @@ from contextlib import suppress
 import pytest
 from asyncpg import DeadlockDetectedError
 
-import streams.ledger
+import streams.ledger.tables
 from infra.postgres import open_pool
 from infra.settings import PostgresSettings
 from schemas.evidence import dead_letter
-from streams.dedup import Overtaken
-from streams.ledger import Ledger, LedgerTransaction
-from streams.projections import LocatedUsage, processed_rows
-from streams.stretches import Stretch, stretches
+from streams.ledger.dedup import Overtaken
+from streams.ledger.projections import LocatedUsage, processed_rows
+from streams.ledger.stretches import Stretch, stretches
+from streams.ledger.tables import Ledger, LedgerTransaction
 from tests.conditions import eventually
 from tests.unit.streams.usage_samples import NOON, TOPIC, located, raw, usage
 
@@ -102,6 +102,6 @@ async def test_in_the_order_of_arrival_the_same_two_end_in_a_deadlock(
         rows = {row[0]: row for row in processed_rows(usages)}
         return [rows[u.record.request_id] for u in usages]
 
-    monkeypatch.setattr(streams.ledger, "processed_rows", as_they_came)
+    monkeypatch.setattr(streams.ledger.tables, "processed_rows", as_they_came)
     with pytest.raises(DeadlockDetectedError):
         await race(ledger, count_requests)

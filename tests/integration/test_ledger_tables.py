@@ -13,11 +13,11 @@ import pytest
 from infra.local.stack import Stack
 from infra.postgres import is_data_error, open_pool
 from infra.settings import PostgresSettings
-from streams.dedup import Overtaken
-from streams.delivery import Delivery
-from streams.ledger import Ledger
-from streams.projections import Counted
-from streams.stretches import Skipped, Stretch
+from streams.ledger.dedup import Overtaken
+from streams.ledger.delivery import Delivery
+from streams.ledger.projections import Counted
+from streams.ledger.stretches import Skipped, Stretch
+from streams.ledger.tables import Ledger
 from tests.conditions import eventually
 from tests.unit.streams.usage_samples import TOPIC, located, raw, usage
 

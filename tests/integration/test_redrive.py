@@ -18,7 +18,7 @@ from schemas.evidence import VALUE_MAX_BYTES, dead_letter
 from schemas.keys import ledger_group
 from schemas.records import DeadLetter, UsageRecorded
 from schemas.topics import requests_topic
-from streams.dead_letters import Kind, RawRecord
+from streams.ledger.dead_letters import Kind, RawRecord
 from streams.quarantine import shelf
 from streams.quarantine.letters import Place, State
 from streams.quarantine.settling import Outcome, redrive

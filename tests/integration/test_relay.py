@@ -22,7 +22,7 @@ from infra.outbox import add_facts, first_waiting
 from schemas.facts import PriceBookPublished, RouteChanged
 from schemas.headers import EVENT_ID, SCHEMA
 from schemas.topics import KEYS, MODELS, PRICES, ROUTES, Topic
-from streams.relay_standing import RETRY_S, Standing
+from streams.outbox.standing import RETRY_S, Standing
 from tests.conditions import eventually
 from tests.fakes import Clock
 from tests.integration.ledger_world import LedgerWorld, health, usages

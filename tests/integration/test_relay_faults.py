@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaProducer
 
 from infra.local.stack import Stack
 from schemas.topics import PRICES, ROUTES
-from streams.relay import Relay
+from streams.outbox.relay import Relay
 from tests.conditions import eventually
 from tests.integration.relay_world import RelayWorld, price
 from tests.processes import Process
@@ -28,7 +28,7 @@ def world(env: dict[str, str], spawn: Callable[..., Process]) -> RelayWorld:
 async def test_servers_that_go_away_under_the_writers(
     world: RelayWorld, stack: Stack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streams.relay.PUBLISH_S", 2.0)
+    monkeypatch.setattr("streams.outbox.relay.PUBLISH_S", 2.0)
     caplog.set_level(logging.INFO, "streams")
     await world.told()
     seed = secrets.randbelow(2**32)
@@ -55,7 +55,7 @@ async def test_servers_that_go_away_under_the_writers(
             found = [i for i in await world.published(topic) if i in set(written[topic.name])]
             assert found == written[topic.name], f"{topic.name}, seed {seed}"
             assert len(set(await world.published(topic))) == len(await world.published(topic))
-    said = [r.getMessage().partition(":")[0] for r in caplog.records if r.name == "streams.relay_standing"]
+    said = [r.getMessage().partition(":")[0] for r in caplog.records if r.name == "streams.outbox.standing"]
     assert said == [
         "the relay publishes the outbox",
         *["the outbox is held", "the relay publishes the outbox again"] * 2,

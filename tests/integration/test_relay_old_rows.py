@@ -15,7 +15,7 @@ import asyncpg
 import pytest
 from click.testing import CliRunner
 
-import streams.backfill
+import streams.outbox.backfill
 from api.admission.keys import MintedKey
 from api.keyring import rotate_key
 from infra.actor import Author
@@ -27,8 +27,8 @@ from schemas.codec import decode, decode_at
 from schemas.facts import Fact, KeyChange, KeyChanged, ModelPublished, PriceBookPublished, RouteChanged
 from schemas.ranges import MOMENTS
 from schemas.topics import KEYS, MODELS, PRICES, ROUTES
-from streams.backfill import tell_old_rows
-from streams.replay.log import open_log
+from streams.log import open_log
+from streams.outbox.backfill import tell_old_rows
 from tests.conditions import eventually
 from tests.factories import VERSION
 from tests.integration.relay_world import RelayWorld, route
@@ -151,7 +151,7 @@ async def test_dying_in_any_slice_costs_and_doubles_nothing(
     by_command = route("m0")
     await world.write([by_command], topic=ROUTES)
     deaths = iter([True, False] * 100)
-    add = streams.backfill.add_earlier_facts
+    add = streams.outbox.backfill.add_earlier_facts
     said: list[int] = []
 
     def progress(told: int) -> None:
@@ -164,7 +164,7 @@ async def test_dying_in_any_slice_costs_and_doubles_nothing(
         if next(deaths) and step == "after the facts":
             raise Died
 
-    monkeypatch.setattr("streams.backfill.add_earlier_facts", adding)
+    monkeypatch.setattr("streams.outbox.backfill.add_earlier_facts", adding)
     attempts, done = 0, False
     while not done:
         attempts += 1

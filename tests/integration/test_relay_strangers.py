@@ -17,7 +17,7 @@ from infra.outbox import add_facts
 from schemas.codec import encode
 from schemas.headers import EVENT_ID
 from schemas.topics import PRICES, ROUTES
-from streams.relay_standing import RETRY_S, Standing
+from streams.outbox.standing import RETRY_S, Standing
 from tests.conditions import eventually
 from tests.fakes import Clock
 from tests.integration.relay_world import STAMP, RelayWorld, frozen, price, route

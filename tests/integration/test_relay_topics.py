@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from schemas.topics import PRICES
-from streams.relay import Relay
+from streams.outbox.relay import Relay
 from tests.conditions import eventually
 from tests.integration.relay_world import RelayWorld, price
 from tests.integration.test_relay_strangers import open_transaction

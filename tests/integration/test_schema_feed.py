@@ -22,7 +22,7 @@ from schemas.facts import SchemaPublished
 from schemas.keys import RedisKeys, worker_group
 from schemas.records import InferenceFinished, InferenceRequested, Outcome, UsageRecorded
 from schemas.topics import RESULTS, SCHEMAS, USAGE, requests_topic
-from streams.replay.log import open_log
+from streams.log import open_log
 from tests.factories import finished, usage
 from tests.integration.api_desk import DIGITS, Caller, calling, customer, echo, register, start_gateway
 from tests.integration.ledger_world import LedgerWorld, Spawn, health, usages

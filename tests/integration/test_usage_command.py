@@ -17,8 +17,8 @@ from infra.postgres import connect
 from infra.settings import PostgresSettings
 from schemas.keys import ledger_group
 from schemas.topics import USAGE
-from streams.usage_commands import usage
-from streams.usage_lines import COLUMNS
+from streams.usage.commands import usage
+from streams.usage.lines import COLUMNS
 from tests.processes import ROOT
 
 VERSION = "a" * 64

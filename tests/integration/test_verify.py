@@ -20,7 +20,7 @@ from schemas.records import BucketCharge, InferenceRequested, Outcome, UsageReco
 from schemas.topics import DEFAULT_POOL, RESULTS, USAGE, requests_topic
 from streams.billing.adjustments import adjust
 from streams.billing.intents import HourKey
-from streams.replay.log import open_log
+from streams.log import open_log
 from streams.replay.verify import NotCaughtUp, Report, verify, wait_for_ledger
 from tests.conditions import eventually
 from tests.factories import NOON, finished, requested, usage

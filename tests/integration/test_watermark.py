@@ -13,8 +13,8 @@ from infra.kafka import TopicPartition, open_consumer, open_producer
 from schemas.codec import encode
 from schemas.keys import worker_group
 from schemas.topics import requests_topic
-from streams.horizon import ADMISSION, LONGEST_LIFE
-from streams.watermark import Look, Watermark
+from streams.usage.progress import ADMISSION, LONGEST_LIFE
+from streams.usage.watermark import Look, Watermark
 from tests.conditions import eventually
 from tests.factories import requested, usage
 from tests.integration.ledger_world import LedgerWorld, usages

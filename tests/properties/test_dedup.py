@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from schemas.records import UsageRecorded
-from streams.delivery import Delivery
+from streams.ledger.delivery import Delivery
 from streams.replay.proofs import LedgerProof
 from tests.conftest import run_apart
-from tests.unit.streams.fake_ledger import FakeLedger
+from tests.unit.streams.ledger.fake_ledger import FakeLedger
 from tests.unit.streams.usage_samples import NOON, raw, usage
 
 HOUR = timedelta(hours=1)

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infra.output import Output
 from schemas.facts import RECORD_TYPES
 from schemas.lockfile import latest
 from schemas.plain import to_plain
+from streams.log import LogRecord
 from streams.replay.export import Format, writer_for
-from streams.replay.log import LogRecord
-from streams.replay.output import Output
 from streams.replay.rows import PLACE_NAMES, Row
 from tests.strategies import records_of
 

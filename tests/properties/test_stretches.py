@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.dead_letters import RawRecord
-from streams.stretches import Skipped, following, stretches
+from streams.ledger.dead_letters import RawRecord
+from streams.ledger.stretches import Skipped, following, stretches
 
 
 class Fetched:

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from schemas.codec import DecodeError, decode, encode
 from schemas.records import UsageRecorded
-from streams.dead_letters import RawRecord
-from streams.projections import LocatedUsage, UnfitRecord, check_fit, content_digest
-from streams.usage_reading import read_usage
+from streams.ledger.dead_letters import RawRecord
+from streams.ledger.projections import LocatedUsage, UnfitRecord, check_fit, content_digest
+from streams.ledger.reading import read_usage
 from tests.factories import encode_unchecked, usage
 from tests.strategies import records_of
 

@@ -10,7 +10,7 @@ import pytest
 
 from infra.kafka import BusUnavailable, KafkaError, TopicPartition
 from infra.kafka_spans import span_since, spans_kept, spans_since
-from streams.replay.log import LogReader
+from streams.log import LogReader
 
 PLACE = TopicPartition("t", 0)
 

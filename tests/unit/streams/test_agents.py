@@ -13,8 +13,8 @@ import pytest
 from mode.supervisors import CrashingSupervisor
 
 from streams.agents import register_usage_agent
-from streams.dead_letters import RawRecord
-from streams.stretches import Stretch, stretches
+from streams.ledger.dead_letters import RawRecord
+from streams.ledger.stretches import Stretch, stretches
 
 STREAMS = Path(__file__).resolve().parents[3] / "streams"
 FORBIDDEN_CALLS = {"take", "take_events", "take_with_timestamp", "events", "items", "noack", "enumerate"}

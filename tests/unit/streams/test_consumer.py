@@ -9,9 +9,9 @@ from faust.transport.drivers import aiokafka as kafka_driver
 from faust.types import TP
 
 from streams.consumer import LedgerConsumer
-from streams.footing import Footing
 from streams.in_hand import InHand
-from streams.stretches import Stretch
+from streams.ledger.footing import Footing
+from streams.ledger.stretches import Stretch
 
 AT = TP("t", 0)
 

@@ -6,7 +6,7 @@ from faust.types import TP
 
 from streams.consumer import LedgerConsumer
 from streams.in_hand import InHand
-from streams.stretches import Stretch
+from streams.ledger.stretches import Stretch
 
 A, B = TP("usage", 0), TP("usage", 1)
 

@@ -10,15 +10,15 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from infra.output import Output
 from schemas.facts import RECORD_TYPES
 from schemas.lockfile import latest
 from schemas.records import InferenceFinished
 from schemas.topics import ADJUSTMENTS, DEAD_LETTERS, USAGE, all_topics, requests_topic
+from streams.log import LogRecord
 from streams.replay.columns import PLACE, UnknownType, columns_of, exported_schema
 from streams.replay.export import Batches, ExportError, Format, Selection, find_topic, writer_for
 from streams.replay.export_command import export_topic
-from streams.replay.log import LogRecord
-from streams.replay.output import Output
 from tests.factories import NOON, usage
 
 PARQUET: dict[str, Any] = {

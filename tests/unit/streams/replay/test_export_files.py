@@ -16,12 +16,12 @@ import fastavro
 import pyarrow.parquet
 import pytest
 
+from infra.output import Output, whole_file
 from schemas.lockfile import latest
 from schemas.records import DeadLetter, UsageRecorded
+from streams.log import LogRecord
 from streams.replay import parquet_file
 from streams.replay.export import Format, writer_for
-from streams.replay.log import LogRecord
-from streams.replay.output import Output, whole_file
 from streams.replay.rows import Row, marked
 from tests.factories import NOON, usage
 from tests.processes import ROOT
@@ -228,7 +228,7 @@ def test_a_killed_process_leaves_no_half_file_under_the_name(tmp_path: Path) -> 
     code = f"""
 import os, signal
 from pathlib import Path
-from streams.replay.output import whole_file
+from infra.output import whole_file
 with whole_file(Path({str(tmp_path / "usage.csv")!r}), overwrite=False) as out:
     out.write(b"half" * 100_000)
     out.flush()

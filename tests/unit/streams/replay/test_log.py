@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from infra.kafka import TopicPartition
-from streams.replay.log import LogReader, Span, moment
+from streams.log import LogReader, Span, moment
 
 
 @pytest.mark.parametrize("timestamp_ms", [-1, 0, 1, -(2**63), 2**63 - 1, 10**15, -(10**15)])

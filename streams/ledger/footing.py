@@ -1,0 +1,75 @@
+"""Where a Kafka consumer stands in each partition: it begins at explicit offsets, and knows what each record follows.
+
+A position is needed because offsets cannot tell what was skipped (`stretches`); the client library keeps one, but
+moves it by itself, silently, where a group has no offset or the topic has lost records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from infra.kafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from streams.ledger.stretches import following
+
+Followed = list[tuple[int, ConsumerRecord]]
+
+
+class Footing:
+    """The positions of one consumer. Its methods run where the consumer runs."""
+
+    def __init__(self) -> None:
+        self._stands: dict[TopicPartition, int] = {}
+
+    async def begin(self, consumer: AIOKafkaConsumer, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Seek these partitions to the group's offset, or the log's first where the group has none; returns where to.
+
+        Without this, a consumer that keeps a partition through a rebalance reads on from wherever it was, past what was
+        dropped. Raises KafkaError.
+        """
+        begins: dict[TopicPartition, Any] = {tp: await consumer.committed(tp) for tp in places}
+        never = [tp for tp, offset in begins.items() if offset is None]
+        if never:
+            begins |= await consumer.beginning_offsets(never)
+        begun: dict[TopicPartition, int] = {}
+        for tp, offset in begins.items():
+            if tp not in consumer.assignment():
+                continue  # taken away while we asked; the next assignment seeks again
+            # No await between these two: a fetch that ended here in between would be measured from the wrong place.
+            consumer.seek(tp, offset)
+            self._stands[tp] = begun[tp] = offset
+        return begun
+
+    async def follow(
+        self, consumer: AIOKafkaConsumer, fetched: Mapping[TopicPartition, Sequence[ConsumerRecord]]
+    ) -> dict[TopicPartition, Followed]:
+        """Each fetched record with the position that it follows; what another seek overtook meanwhile is left out."""
+        told: dict[TopicPartition, Followed] = {}
+        before = {tp: self._stands.get(tp) for tp in fetched}  # all of them before the first question is asked
+        for tp, records in fetched.items():
+            if not records:
+                continue
+            known = before[tp]
+            stood = await self._stood(consumer, tp, known, records[0].offset)
+            if self._stands.get(tp) != known:
+                continue  # sent elsewhere while we asked: these come again from there
+            self._stands[tp] = records[-1].offset + 1
+            told[tp] = following(records, stood)
+        return told
+
+    async def _stood(self, consumer: AIOKafkaConsumer, tp: TopicPartition, known: int | None, offset: int) -> int:
+        """The position that `offset` follows: what lies between may be markers, or records that are gone."""
+        if known is None or known >= offset:
+            return offset
+        first: int = (await consumer.beginning_offsets([tp]))[tp]
+        return min(max(first, known), offset)
+
+    def behind(self, consumer: AIOKafkaConsumer) -> int:
+        """Offsets from here to the end of what may be read, as of each partition's last fetch; a few are markers."""
+        ends = {tp: consumer.last_stable_offset(tp) for tp in self._stands if tp in consumer.assignment()}
+        return sum(max(0, end - self._stands[tp]) for tp, end in ends.items() if end is not None)
+
+    def forget(self, places: Iterable[TopicPartition]) -> None:
+        """Where this consumer stood in a partition that belongs to another now means nothing any more."""
+        for tp in places:
+            self._stands.pop(tp, None)
