@@ -13,7 +13,19 @@ from enum import Enum
 from typing import ClassVar
 from uuid import UUID
 
-from schemas.ranges import Correction, Crc64, Currency, Hour, PositiveCount, Quantity, Sha256, Words
+from schemas.ranges import (
+    Correction,
+    Crc64,
+    Currency,
+    Hour,
+    LimitUnit,
+    Percent,
+    PositiveCount,
+    PositiveQuantity,
+    Quantity,
+    Sha256,
+    Words,
+)
 from schemas.records import DeadLetter, InferenceFinished, InferenceRequested, RequestCancelled, Task, UsageRecorded
 
 
@@ -24,6 +36,65 @@ class KeyChange(str, Enum):
     CREATED = "CREATED"
     ROTATED = "ROTATED"
     REVOKED = "REVOKED"
+    SCOPED = "SCOPED"
+    LIMITED = "LIMITED"
+    EXPIRY_CHANGED = "EXPIRY_CHANGED"
+
+
+class CustomerChange(str, Enum):
+    """What happened to a customer. UNKNOWN is how an old reader sees a newer symbol; it is never written."""
+
+    UNKNOWN = "UNKNOWN"
+    CREATED = "CREATED"
+    LIMITED = "LIMITED"
+    CAPPED = "CAPPED"
+
+
+class RouteChange(str, Enum):
+    """What happened to a route. UNKNOWN is how an old reader sees a newer symbol; it is never written."""
+
+    UNKNOWN = "UNKNOWN"
+    ROUTED = "ROUTED"
+    ALIASED = "ALIASED"
+    UNALIASED = "UNALIASED"
+    SCHEDULED = "SCHEDULED"
+    UNSCHEDULED = "UNSCHEDULED"
+    ROLLED_BACK = "ROLLED_BACK"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateLimit:
+    """A rate: `amount` units per `window_s` seconds, `burst` of them at once; of one model's requests or of all."""
+
+    unit: LimitUnit
+    model: str | None = None
+    amount: PositiveQuantity
+    window_s: PositiveCount
+    burst: PositiveQuantity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpendCap:
+    """The most that may be spent in a calendar month (UTC), in millionths of the currency's main unit."""
+
+    amount_micros: Quantity
+    currency: Currency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Canary:
+    """A version that answers `percent` of the customers, always the same ones."""
+
+    version: Sha256
+    percent: Percent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """A customer that gets a version of its own."""
+
+    customer_id: str
+    version: Sha256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +130,16 @@ class RouteChanged:
     price_id: str
     actor: str
     reason: str | None = None
+    change: RouteChange = RouteChange.ROUTED
+    alias: str | None = None
+    effective_at: datetime | None = None
+    canaries: tuple[Canary, ...] = ()
+    pins: tuple[Pin, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyChanged:
-    """An API key was created, rotated or revoked; the other fields are its state after that. Never the secret."""
+    """An API key was created, rotated, revoked or changed; the other fields are its state then. Never the secret."""
 
     SCHEMA: ClassVar[str] = "inferlog.access.v1.KeyChanged"
 
@@ -78,6 +154,30 @@ class KeyChanged:
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
     replaces_key_id: str | None = None
+    actor: str
+    reason: str | None = None
+    models: tuple[str, ...] = ()
+    operations: tuple[str, ...] = ()
+    limits: tuple[RateLimit, ...] = ()
+    max_concurrent: PositiveQuantity | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomerChanged:
+    """A customer was created or its limits were changed; the other fields are its state after that."""
+
+    SCHEMA: ClassVar[str] = "inferlog.access.v1.CustomerChanged"
+
+    event_id: UUID
+    occurred_at: datetime
+    customer_id: str
+    change: CustomerChange
+    name: str
+    requests_per_s: PositiveCount
+    burst: PositiveCount
+    limits: tuple[RateLimit, ...] = ()
+    max_concurrent: PositiveQuantity | None = None
+    spend_cap: SpendCap | None = None
     actor: str
     reason: str | None = None
 
@@ -129,7 +229,7 @@ class SchemaPublished:
     definition: str
 
 
-Fact = ModelPublished | RouteChanged | KeyChanged | PriceBookPublished | BillingAdjusted
+Fact = ModelPublished | RouteChanged | KeyChanged | CustomerChanged | PriceBookPublished | BillingAdjusted
 Record = InferenceRequested | InferenceFinished | UsageRecorded | RequestCancelled | DeadLetter | Fact | SchemaPublished
 
 RECORD_TYPES: tuple[type[Record], ...] = (
@@ -141,6 +241,7 @@ RECORD_TYPES: tuple[type[Record], ...] = (
     ModelPublished,
     RouteChanged,
     KeyChanged,
+    CustomerChanged,
     PriceBookPublished,
     BillingAdjusted,
     SchemaPublished,

@@ -59,6 +59,7 @@ PositiveCount = Annotated[int, Range(1, INT_MAX)]
 #: Avro long, at least 0, at least 1, or of either sign and never 0.
 Quantity = Annotated[int, Range(0, LONG_MAX)]
 PositiveQuantity = Annotated[int, Range(1, LONG_MAX)]
+Percent = Annotated[int, Range(1, 100)]
 Correction = Annotated[int, Range(-LONG_MAX, LONG_MAX, never=0)]
 
 #: Every moment of a record. Nobody lived to write an earlier one, and libraries differ in what they make of years far
@@ -71,4 +72,5 @@ Hour = Annotated[datetime, Moments(FIRST_MOMENT, LAST_MOMENT, whole_hours=True)]
 Sha256 = Annotated[str, Text(re.compile(r"[0-9a-f]{64}"), "64 hex digits in lower case", "0a" * 32)]
 Crc64 = Annotated[str, Text(re.compile(r"[0-9a-f]{16}"), "16 hex digits in lower case", "0a" * 8)]
 Currency = Annotated[str, Text(re.compile(r"[a-z]{3}"), "a currency's three letters in lower case", "eur")]
+LimitUnit = Annotated[str, Text(re.compile(r"requests|items|tokens"), "requests, items or tokens", "items")]
 Words = Annotated[str, Text(re.compile(r"\s*\S.*", re.DOTALL), "text that is not blank", "words")]

@@ -36,6 +36,14 @@ class Outcome(str, Enum):
     CANCELLED = "CANCELLED"
 
 
+class LimiterMode(str, Enum):
+    """Who decided the limits: the shared store, or a gateway by itself while that was away."""
+
+    UNKNOWN = "UNKNOWN"
+    SHARED = "SHARED"
+    LOCAL = "LOCAL"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketCharge:
     """What the limiter took from one bucket: `cost` of `burst` units, each worth `interval_us` microseconds."""
@@ -45,6 +53,7 @@ class BucketCharge:
     burst: PositiveQuantity
     cost: PositiveQuantity
     remaining: Quantity
+    shares: PositiveCount = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +79,8 @@ class InferenceRequested:
     traceparent: str | None = None
     limiter_time: datetime
     limiter_buckets: tuple[BucketCharge, ...]
+    limiter: LimiterMode = LimiterMode.SHARED
+    reserved_micros: Quantity = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

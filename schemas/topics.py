@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from schemas.facts import (
     BillingAdjusted,
+    CustomerChanged,
     KeyChanged,
     ModelPublished,
     PriceBookPublished,
@@ -146,6 +147,7 @@ CANCELLATIONS = Topic(
 MODELS = _changes("models", "model", ModelPublished)
 ROUTES = _changes("routes", "model", RouteChanged)
 KEYS = _changes("keys", "key_id", KeyChanged)
+CUSTOMERS = _changes("customers", "customer_id", CustomerChanged)
 PRICES = _changes("prices", "price_id", PriceBookPublished)
 ADJUSTMENTS = _changes("adjustments", "customer_id", BillingAdjusted)
 SCHEMAS = Topic(
@@ -161,7 +163,7 @@ SCHEMAS = Topic(
 
 def all_topics(pools: tuple[str, ...] = (DEFAULT_POOL,)) -> tuple[Topic, ...]:
     """Every topic an installation with these pools needs."""
-    changes = (MODELS, ROUTES, KEYS, PRICES, ADJUSTMENTS)
+    changes = (MODELS, ROUTES, KEYS, CUSTOMERS, PRICES, ADJUSTMENTS)
     return (*(requests_topic(pool) for pool in pools), RESULTS, USAGE, CANCELLATIONS, DEAD_LETTERS, *changes, SCHEMAS)
 
 

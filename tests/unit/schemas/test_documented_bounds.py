@@ -37,6 +37,8 @@ NO_BOUND = {
     "InferenceRequested.inputs[].blob": "the same",
     "InferenceFinished.outputs[].blob": "the same",
     "KeyChanged.label": "that it may be empty",
+    "KeyChanged.models": "when it is empty, which it may be",
+    "KeyChanged.operations": "the same",
 }
 
 
@@ -72,6 +74,8 @@ BOUNDS: dict[str, Bound] = {
     "InferenceRequested.limiter_buckets[].burst": AT_LEAST_1,
     "InferenceRequested.limiter_buckets[].cost": AT_LEAST_1,
     "InferenceRequested.limiter_buckets[].remaining": AT_LEAST_0,
+    "InferenceRequested.limiter_buckets[].shares": POSITIVE,
+    "InferenceRequested.limiter": NAMED,
     "InferenceFinished.version": HEX_64,
     "InferenceFinished.outcome": NAMED,
     "InferenceFinished.queue_us": AT_LEAST_0,
@@ -81,9 +85,25 @@ BOUNDS: dict[str, Bound] = {
     "RouteChanged.version": HEX_64,
     "RouteChanged.previous_version": HEX_64,
     "RouteChanged.spread": POSITIVE,
+    "RouteChanged.change": NAMED,
+    "RouteChanged.canaries[].version": HEX_64,
+    "RouteChanged.pins[].version": HEX_64,
     "KeyChanged.change": NAMED,
     "KeyChanged.requests_per_s": POSITIVE,
     "KeyChanged.burst": POSITIVE,
+    "KeyChanged.limits[].amount": AT_LEAST_1,
+    "KeyChanged.limits[].window_s": POSITIVE,
+    "KeyChanged.limits[].burst": AT_LEAST_1,
+    "KeyChanged.max_concurrent": AT_LEAST_1,
+    "CustomerChanged.change": NAMED,
+    "CustomerChanged.requests_per_s": POSITIVE,
+    "CustomerChanged.burst": POSITIVE,
+    "CustomerChanged.limits[].amount": AT_LEAST_1,
+    "CustomerChanged.limits[].window_s": POSITIVE,
+    "CustomerChanged.limits[].burst": AT_LEAST_1,
+    "CustomerChanged.max_concurrent": AT_LEAST_1,
+    "CustomerChanged.spend_cap.amount_micros": AT_LEAST_0,
+    "CustomerChanged.spend_cap.currency": Bound(good=("eur", "usd"), bad=("EUR", "eu", "")),
     "PriceBookPublished.currency": Bound(good=("eur", "usd"), bad=("EUR", "eu", "euro", "e1r", "")),
     "BillingAdjusted.hour": WHOLE_HOUR,
     "BillingAdjusted.units": Bound(good=(-LONG_MAX, -1, 1, LONG_MAX), bad=(0,)),
@@ -135,6 +155,8 @@ def with_value(record: Any, path: list[str], value: Any) -> Any:
     if not rest:
         return replace(record, **{name: value})
     first = name.removesuffix("[]")
+    if first == name:
+        return replace(record, **{name: with_value(getattr(record, name), rest, value)})
     return replace(record, **{first: (with_value(getattr(record, first)[0], rest, value),)})
 
 

@@ -171,6 +171,20 @@ def test_the_sample_values_of_a_golden_record_can_be_replaced(root: Path) -> Non
     assert call(root, "golden", "nothing.json").exit_code == 1
 
 
+def test_golden_records_that_are_edited_together_are_finished_one_by_one(root: Path) -> None:
+    assert call(root, "add", str(next_usage(root))).exit_code == 0
+    folder = root / "schemas" / "golden"
+    edited = ["usage_recorded.v2.json", *sorted(p.name for p in folder.glob("*.v2.json"))[:1]]
+    newest = folder / "usage_recorded.v2.json"
+    newest.write_text(newest.read_text().replace("a region", "eu-west"))
+    other = folder / edited[1]
+    whole = other.read_text()
+    other.write_text(whole.replace("2026-03-02", "2026-03-03"))  # published long ago: it must not change, and is told
+    assert call(root, "golden", edited[0]).exit_code == 0
+    findings = json.loads(call(root, "check", "--json").output)["findings"]
+    assert {f["rule"] for f in findings} >= {"golden"} and edited[0] not in str(findings)
+
+
 def test_add_takes_a_file_that_lies_in_its_place_already(root: Path) -> None:
     path = root / "schemas" / "avro" / "usage_recorded.v2.avsc"
     next_usage(root).rename(path)

@@ -9,7 +9,7 @@ from schemas.topics import all_topics, partition_for, partitions_for_version
 
 def test_topic_names_are_spelled_once_and_take_the_namespace() -> None:
     names = [t.name for t in all_topics(("default", "gpu-a"))]
-    assert len(names) == len(set(names)) == 12
+    assert len(names) == len(set(names)) == 13
     assert all_topics()[0].in_namespace("t1").name == "t1.inference.requests.default.v1"
 
 
