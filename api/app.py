@@ -21,6 +21,7 @@ from api.admission.gate import Gate
 from api.admission.keys import Keys
 from api.admission.limits import TIMEOUT_S, Limiter, RedisScript
 from api.admission.registry import PostgresKeys, PostgresRegistry
+from api.admission.space import Space
 from api.admission.versions import Versions
 from api.connections import Connections, room_for_files
 from api.health import Health, tell_counts
@@ -162,7 +163,10 @@ async def _services(app: web.Application) -> AsyncIterator[None]:
         versions=versions,
         queues=queues,
         limiter=Limiter(RedisScript(app[LIMITER_REDIS]), redis_keys),
-        max_in_flight=settings.max_in_flight,
+        space=Space(max_in_flight=settings.max_in_flight),
+        once=None,
+        money=None,
+        deadline_s=settings.deadline_s,
     )
     app[GATE], app[QUEUES], app[RESULTS], app[VERSIONS] = gate, queues, results, versions
     check = app[CLAIM_CHECK]
@@ -172,7 +176,6 @@ async def _services(app: web.Application) -> AsyncIterator[None]:
         results=results,
         large=LargeTensors(check),
         instance=settings.instance,
-        deadline_s=settings.deadline_s,
     )
     app[HEALTH] = Health(
         {

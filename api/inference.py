@@ -5,13 +5,14 @@ The surfaces decode and encode around it; nothing here knows HTTP.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from uuid import UUID
 
-from api.admission.gate import Admission, Ask, Gate
+from api.admission.gate import Admission, Ask, Gate, refused
+from api.admission.limits import Charge
 from api.admission.versions import Deployment
 from api.errors import NO_RETRY, ApiError, BadInput, DeadlinePassed, ModelFailed, TooLarge, Unavailable
 from api.large_tensors import LargeTensors
@@ -32,9 +33,15 @@ class Answer:
     finished: InferenceFinished
     is_large: bool
 
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What the answer says beside its body."""
+        charge = self.admission.charge
+        return charge.headers if charge is not None else {"Idempotent-Replayed": "true"}
+
 
 class Inference:
-    """Runs calls. `deadline_s` bounds each from admission to answer; `instance` names this process to workers."""
+    """Runs calls. `instance` names this process to workers."""
 
     def __init__(
         self,
@@ -44,7 +51,6 @@ class Inference:
         results: Results,
         large: LargeTensors,
         instance: str,
-        deadline_s: float,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
         self._gate = gate
@@ -52,7 +58,6 @@ class Inference:
         self._results = results
         self._large = large
         self._instance = instance
-        self._deadline_s = deadline_s
         self._now = now
 
     @asynccontextmanager
@@ -69,25 +74,25 @@ class Inference:
         #                             accepted, with the id.
         # 4 result read, and large    nothing: the answer is lost with the connection, the result stays
         #   outputs from S3
-        async with self._gate.admitted(ask) as admission:
+        async with self._gate.admitted(ask, request_id) as admission:
             try:
-                record = await self._large.hand_in(self._record(admission, request_id, traceparent))
-                finished = await self._finished(record, admission)
+                finished = await self._finished(admission, traceparent)
                 if finished.outcome is not Outcome.SUCCEEDED:
                     raise failure(finished)
-                async with self._large.whole(finished, within_s=self._left_s(record)) as whole:
+                async with self._large.whole(finished, within_s=self._left_s(admission)) as whole:
                     is_large = self._large.is_large_answer(whole)
                     yield Answer(admission=admission, finished=whole, is_large=is_large)
-            except ApiError as error:  # tokens were taken: whatever the end, the caller hears what is left
-                error.headers = {**admission.charge.headers, **error.headers}
-                raise
+            except ApiError as error:
+                raise refused(error, admission.charge) from None
 
-    async def _finished(self, record: InferenceRequested, admission: Admission) -> InferenceFinished:
+    async def _finished(self, admission: Admission, traceparent: str | None) -> InferenceFinished:
         """Publish and wait. Also when the caller goes away meanwhile, nothing of the wait is left."""
-        waiter = self._results.expect(record.request_id, record.customer_id)
+        waiter = self._results.expect(admission.decisions.request_id, admission.caller.customer_id)
         try:
-            await self._publish(record, admission.deployment)
-            return await self._results.wait(waiter, within_s=self._left_s(record))
+            if admission.charge is not None:
+                record = await self._large.hand_in(self._record(admission, admission.charge, traceparent))
+                await self._publish(record, admission.deployment)
+            return await self._results.wait(waiter, within_s=self._left_s(admission))
         finally:
             self._results.forget(waiter)
 
@@ -100,17 +105,16 @@ class Inference:
             words = f"request {record.request_id} was not accepted: it is too large for the log, and S3 is away"
             raise Unavailable(f"{words} ({error})", code="large_inputs_away") from error
 
-    def _left_s(self, record: InferenceRequested) -> float:
-        return max(0.0, (record.deadline_at - self._now()).total_seconds()) + GRACE_S
+    def _left_s(self, admission: Admission) -> float:
+        return max(0.0, (admission.decisions.deadline_at - self._now()).total_seconds()) + GRACE_S
 
-    def _record(self, admission: Admission, request_id: UUID, traceparent: str | None) -> InferenceRequested:
-        now = self._now()
+    def _record(self, admission: Admission, charge: Charge, traceparent: str | None) -> InferenceRequested:
         inputs, deployment, caller = admission.inputs, admission.deployment, admission.caller
-        deadline_s = self._deadline_s if inputs.timeout_s is None else min(self._deadline_s, inputs.timeout_s)
+        decided = admission.decisions
         return InferenceRequested(
-            event_id=requested_id(request_id),
-            occurred_at=now,
-            request_id=request_id,
+            event_id=requested_id(decided.request_id),
+            occurred_at=decided.admitted_at,
+            request_id=decided.request_id,
             customer_id=caller.customer_id,
             key_id=caller.key_id,
             model=deployment.model,
@@ -120,11 +124,12 @@ class Inference:
             task=deployment.task,
             inputs=inputs.tensors,
             item_count=inputs.item_count,
-            deadline_at=now + timedelta(seconds=deadline_s),
+            deadline_at=decided.deadline_at,
             reply_to=self._instance,
             traceparent=traceparent,
-            limiter_time=admission.charge.at,
-            limiter_buckets=admission.charge.buckets,
+            limiter_time=charge.at,
+            limiter_buckets=charge.buckets,
+            limiter=charge.mode,
         )
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
+from uuid import UUID, uuid4
 
-from api.admission.keys import Caller, KeyRecord, KeySourceAway, MintedKey, mint
-from api.admission.limits import LimiterAway, limit
+from api.admission.buckets import Limit, limit
+from api.admission.caller import Caller
+from api.admission.demand import Cost, Demand
+from api.admission.keys import KeyRecord, KeySourceAway, MintedKey, mint
+from api.admission.limits import LimiterAway
 from api.admission.versions import RegisteredVersion, RegistryAway, Route
 from api.results import CacheAway
 from infra.kafka import BusUnavailable
@@ -79,6 +83,19 @@ def registered(model: str, m: Manifest, *, created_at: datetime = CREATED) -> Re
 def routed(model: str, m: Manifest, *, pool: str = "default", spread: int = 2) -> Route:
     """A route to a version."""
     return Route(model=model, version=m.version, pool=pool, spread=spread, price_id="standard-v1", created_at=CREATED)
+
+
+def demand(
+    customer_id: str, key_id: str, limits: tuple[Limit, ...], *, items: int = 1, request_id: UUID | None = None
+) -> Demand:
+    """What a call of this key would take."""
+    return Demand(
+        caller=Caller(customer_id=customer_id, key_id=key_id, limits=limits),
+        model="digits",
+        cost=Cost(items=items),
+        request_id=request_id or uuid4(),
+        until=datetime.now(timezone.utc) + timedelta(seconds=10),
+    )
 
 
 class FakeKeys:

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from api.admission.limits import Limit, limit, script_call
+from api.admission.buckets import Limit, limit
+from api.admission.limits import script_call
 from infra.redis import LuaScript, Redis, lua, open_redis
 from infra.settings import operator_settings
 from schemas.keys import RedisKeys

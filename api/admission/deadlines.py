@@ -74,8 +74,9 @@ class Queues:
         self._read_s = float("-inf")
         self._why = "not asked yet"
 
-    def check(self, pool: str) -> PoolQueue | None:
+    def check(self, pool: str, *, within_s: float | None = None) -> PoolQueue | None:
         """Raise Unavailable when the pool has no queue, or too long a one. None: not measured yet, let it through."""
+        del within_s
         if pool in self._absent:
             raise Unavailable(
                 f"no worker pool '{pool}' exists: its request topic is not there", code="no_such_pool", retry_after_s=5

@@ -1,31 +1,47 @@
 """The order of the checks every inference passes, in one place.
 
-Key, version, input, queue, limits: the cheap and certain refusals come first, and tokens are taken last, so that a
-refused call costs its caller nothing. After the gate the request is published, and from then on it is ours to answer.
+Key, scope, version, input, sameness, queue, place, limits: the cheap and certain refusals come first, and tokens, place
+among the unfinished and money are taken last and together, so that a refused call costs its caller nothing. After the
+gate the request is published, and from then on it is ours to answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from typing import Protocol
+from uuid import UUID
 
+from api.admission.caller import Caller
 from api.admission.deadlines import Queues
-from api.admission.keys import Caller, Keys
+from api.admission.demand import Cost, Demand, Spending
+from api.admission.keys import Keys
 from api.admission.limits import Charge, Limiter
+from api.admission.once import Claim, Decisions, Once, Sameness
+from api.admission.space import Space
 from api.admission.versions import Deployment, Versions
-from api.errors import Unavailable
+from api.errors import ApiError
 from schemas.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """Decoded and validated inputs, in the order of the model's signature; `timeout_s` may shorten the deadline."""
+    """Decoded and validated inputs, in the order of the model's signature; `timeout_s` may shorten the deadline.
+
+    `tokens` is the most that texts can come to, 0 where there are none.
+    """
 
     tensors: tuple[Tensor, ...]
     item_count: int
+    tokens: int = 0
     timeout_s: float | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of tensor data."""
+        return sum(len(t.data) for t in self.tensors)
 
 
 class Ask(Protocol):
@@ -35,25 +51,45 @@ class Ask(Protocol):
     def authorization(self) -> str | None:
         """The Authorization header."""
 
+    @property
+    def operation(self) -> str:
+        """What is called, one of `caller.OPERATIONS`."""
+
     async def target(self) -> tuple[str, str | None]:
-        """Model name and, if the caller named one, version. Raises BadInput."""
+        """Model name and, if the caller named one, version or alias. Raises BadInput."""
 
     async def inputs(self, deployment: Deployment) -> Inputs:
         """The inputs, checked against the version's signature. Raises BadInput, TooLarge."""
 
+    async def sameness(self, caller: Caller) -> Sameness:
+        """What the call says about being a repetition; asked after `inputs`. Raises BadInput."""
+
+
+class Money(Protocol):
+    """Whether a customer may spend more (api.admission.spend fits)."""
+
+    def spending(self, caller: Caller, price_id: str, cost: Cost) -> Spending | None:
+        """What the call may spend, None for a customer without a cap. Raises ApiError when it may not be known."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """Everything that was decided about one call."""
+    """Everything that was decided about one call.
+
+    Without a `charge` the call repeats an earlier one: it took nothing, and waits for the outcome of
+    `decisions.request_id`, which may have been admitted with other decisions than this call would be.
+    """
 
     caller: Caller
     deployment: Deployment
     inputs: Inputs
-    charge: Charge
+    decisions: Decisions
+    charge: Charge | None
+    claim: Claim | None = None
 
 
 class Gate:
-    """Admits calls, `max_in_flight` of them at a time."""
+    """Admits calls. `deadline_s` bounds each from admission to answer."""
 
     def __init__(
         self,
@@ -61,46 +97,106 @@ class Gate:
         keys: Keys,
         versions: Versions,
         queues: Queues,
+        space: Space,
         limiter: Limiter,
-        max_in_flight: int,
+        once: Once | None,
+        money: Money | None,
+        deadline_s: float,
+        now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
         self._keys = keys
         self._versions = versions
         self._queues = queues
+        self._space = space
         self._limiter = limiter
-        self._max_in_flight = max_in_flight
-        self._in_flight = 0
-
-    @property
-    def in_flight(self) -> int:
-        """Calls that hold a place now."""
-        return self._in_flight
+        self._once = once
+        self._money = money
+        self._deadline_s = deadline_s
+        self._now = now
 
     @asynccontextmanager
-    async def admitted(self, ask: Ask) -> AsyncIterator[Admission]:
-        """Pass every check, or raise the ApiError of the first that refuses; the call holds its place until the end
+    async def admitted(self, ask: Ask, request_id: UUID) -> AsyncIterator[Admission]:
+        """Pass every check, or raise the ApiError of the first that refuses; the call holds its places until the end
         of the block."""
         caller = await self._keys.identify(ask.authorization)
-        model, version = await ask.target()
-        deployment = self._versions.resolve(model, version)
+        caller.require(ask.operation)
+        model, reference = await ask.target()
+        caller.require_model(model)
+        deployment = self._versions.resolve(model, reference, customer_id=caller.customer_id)
         inputs = await ask.inputs(deployment)
-        self._queues.check(deployment.pool)
-        if self._in_flight >= self._max_in_flight:
-            raise Unavailable(
-                f"this gateway already waits for {self._max_in_flight} requests", code="overloaded", retry_after_s=1
-            )
-        # Taken in the same step as the check: any number of calls may wait for the limiter at once.
-        self._in_flight += 1
-        try:
-            charge = await self._limiter.take(caller.customer_id, caller.key_id, caller.limits)
-            yield Admission(caller=caller, deployment=deployment, inputs=inputs, charge=charge)
-        finally:
-            self._in_flight -= 1
+        decisions = self._decisions(request_id, deployment, inputs)
+        claim = await self._claim(await ask.sameness(caller), decisions)
+        if claim is not None:
+            decisions = claim.decisions
+        with self._space.place(caller.customer_id, inputs.size_bytes):
+            if claim is not None and not claim.is_ours:
+                yield Admission(
+                    caller=caller,
+                    deployment=deployment,
+                    inputs=inputs,
+                    decisions=decisions,
+                    charge=None,
+                    claim=claim,
+                )
+                return
+            try:
+                demand = self._demand(caller, deployment, inputs, decisions)
+                charge = await self._limiter.take(demand)
+            except BaseException:
+                await self._withdraw(claim)
+                raise
+            try:
+                yield Admission(
+                    caller=caller,
+                    deployment=deployment,
+                    inputs=inputs,
+                    decisions=decisions,
+                    charge=charge,
+                    claim=claim,
+                )
+            finally:
+                self._limiter.release(demand)
 
-    async def caller(self, authorization: str | None) -> Caller:
-        """Who makes a call that takes no tokens. No limiter reads the revoked set then, so the key is looked up at
-        most a second ago."""
-        return await self._keys.identify(authorization, fresh_s=1.0)
+    def _decisions(self, request_id: UUID, deployment: Deployment, inputs: Inputs) -> Decisions:
+        now = self._now()
+        deadline_s = self._deadline_s if inputs.timeout_s is None else min(self._deadline_s, inputs.timeout_s)
+        return Decisions(
+            request_id=request_id,
+            admitted_at=now,
+            deadline_at=now + timedelta(seconds=deadline_s),
+            version=deployment.version,
+            price_id=deployment.price_id,
+        )
+
+    async def _claim(self, call: Sameness, decisions: Decisions) -> Claim | None:
+        if self._once is None or not call.is_told:
+            return None
+        return await self._once.claim(call, decisions)
+
+    async def _withdraw(self, claim: Claim | None) -> None:
+        if claim is not None and self._once is not None:
+            await self._once.withdraw(claim)
+
+    def _demand(self, caller: Caller, deployment: Deployment, inputs: Inputs, decisions: Decisions) -> Demand:
+        """What the call would take. Raises ApiError when the queue or the customer's money is known not to allow it."""
+        self._queues.check(deployment.pool, within_s=(decisions.deadline_at - self._now()).total_seconds())
+        cost = Cost(items=inputs.item_count, tokens=inputs.tokens)
+        spending = None if self._money is None else self._money.spending(caller, decisions.price_id, cost)
+        return Demand(
+            caller=caller,
+            model=deployment.model,
+            cost=cost,
+            request_id=decisions.request_id,
+            until=decisions.deadline_at,
+            spending=spending,
+        )
+
+    async def caller(self, authorization: str | None, operation: str) -> Caller:
+        """Who makes a call that takes no tokens. Raises Unauthorized, Forbidden, Unavailable."""
+        # No limiter reads the revoked set then, so the key is looked up at most a second ago.
+        caller = await self._keys.identify(authorization, fresh_s=1.0)
+        caller.require(operation)
+        return caller
 
     def models(self) -> Sequence[Sequence[Deployment]]:
         """Every routable model's versions, the routed one first."""
@@ -109,3 +205,10 @@ class Gate:
     def resolve(self, model: str, version: str | None = None) -> Deployment:
         """What a model name means now. Raises NotFound, BadInput, Unavailable."""
         return self._versions.resolve(model, version)
+
+
+def refused(error: ApiError, charge: Charge | None) -> ApiError:
+    """The error of an admitted call: tokens were taken, so whatever the end, the caller hears what is left."""
+    if charge is not None:
+        error.headers = {**charge.headers, **error.headers}
+    return error

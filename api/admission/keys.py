@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Protocol, TypeVar
 
-from api.admission.limits import Limit
+from api.admission.caller import Caller
 from api.errors import Unauthorized, Unavailable
 
 T = TypeVar("T")
@@ -96,15 +96,6 @@ def bearer(authorization: str | None) -> str:
     if scheme.lower() != "bearer" or not key:
         raise Unauthorized(f"the Authorization header holds no bearer key; {HOW}")
     return key
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """Who calls, and the limits that hold for the call: the key's, then the customer's."""
-
-    customer_id: str
-    key_id: str
-    limits: tuple[Limit, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,13 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Protocol
 
+from api.admission.buckets import Limit
+from api.admission.demand import Demand
 from api.errors import RateLimited, Unauthorized, Unavailable, retry_after
 from infra.redis import LuaCall, Redis, RedisError, lua
 from schemas.ids import EPOCH
 from schemas.keys import RedisKeys
-from schemas.records import BucketCharge
+from schemas.records import BucketCharge, LimiterMode
 
 logger = logging.getLogger(__name__)
 
@@ -30,36 +32,13 @@ _MAX_PREPARED = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
-    """One bucket: `burst` units at once, refilled at one per `interval_us` microseconds."""
-
-    name: str
-    interval_us: int
-    burst: int
-
-    @property
-    def kind(self) -> str:
-        """What the bucket belongs to, as told to callers: "key" or "customer"."""
-        return self.name.partition(":")[0]
-
-    @property
-    def window_s(self) -> int:
-        """Seconds in which an empty bucket fills, rounded up."""
-        return -(-self.burst * self.interval_us // 1_000_000)
-
-
-def limit(name: str, *, requests_per_s: int, burst: int) -> Limit:
-    """A bucket for a rate. The interval is rounded up, so that the rate is never exceeded by rounding."""
-    return Limit(name=name, interval_us=-(-1_000_000 // requests_per_s), burst=burst)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Charge:
     """What was taken: the evidence for the log, and the headers that tell the caller what is left."""
 
     at: datetime
     buckets: tuple[BucketCharge, ...]
     headers: Mapping[str, str]
+    mode: LimiterMode = LimiterMode.SHARED
 
 
 class LimiterAway(RuntimeError):
@@ -171,8 +150,9 @@ class Limiter:
         self._waiting: list[tuple[LuaCall, asyncio.Future[Sequence[int]]]] = []
         self._sender: asyncio.Task[None] | None = None
 
-    async def take(self, customer_id: str, key_id: str, limits: Sequence[Limit]) -> Charge:
+    async def take(self, demand: Demand) -> Charge:
         """Take one request. Raises RateLimited, Unauthorized (revoked key), Unavailable (Redis away)."""
+        customer_id, key_id, limits = demand.caller.customer_id, demand.caller.key_id, demand.caller.limits
         decided: asyncio.Future[Sequence[int]] = asyncio.get_running_loop().create_future()
         self._waiting.append((self._call(customer_id, key_id, limits), decided))
         if self._sender is None or self._sender.done():
@@ -182,6 +162,9 @@ class Limiter:
         except LimiterAway as error:
             raise Unavailable("limits cannot be checked now: Redis does not answer", code="limiter_away") from error
         return judge(answer, limits)
+
+    def release(self, demand: Demand) -> None:
+        """The call is over: its place among the unfinished is free."""
 
     def _call(self, customer_id: str, key_id: str, limits: Sequence[Limit]) -> LuaCall:
         known = self._prepared.get(key_id)

@@ -9,8 +9,9 @@ import logging
 from collections.abc import Sequence
 from datetime import datetime
 
-from api.admission.keys import Caller, KeyRecord, KeySourceAway
-from api.admission.limits import limit
+from api.admission.buckets import limit
+from api.admission.caller import Caller
+from api.admission.keys import KeyRecord, KeySourceAway
 from api.admission.versions import RegisteredVersion, RegistryAway, Route
 from infra.postgres import DatabaseUnavailable, Pool, Record, fetch_within, queries
 from schemas.manifest import Manifest, ManifestError

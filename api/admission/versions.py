@@ -167,8 +167,9 @@ class Versions:
             raise Unavailable(f"routes are not loaded yet: {self._why}", code="registry_away")
         return self._catalogue
 
-    def resolve(self, model: str, version: str | None = None) -> Deployment:
+    def resolve(self, model: str, version: str | None = None, *, customer_id: str | None = None) -> Deployment:
         """See Catalogue.resolve; raises Unavailable before the first successful read."""
+        del customer_id
         return self.catalogue.resolve(model, version)
 
     def pools(self) -> frozenset[str]:

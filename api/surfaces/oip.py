@@ -14,6 +14,7 @@ from api.admission.versions import Deployment
 from api.errors import NO_RETRY, ApiError, BadInput, Unavailable
 from api.inference import Answer
 from api.services import GATE, HEALTH, INFERENCE, QUEUES, REQUEST_ID, TRACEPARENT
+from api.surfaces.call import HttpCall
 from api.surfaces.http import json_answer, json_kind, parse_object, read_body
 from api.surfaces.pieces import require_text, tell_in_pieces, tensor_pieces
 from api.surfaces.tensor_json import parse_inputs, render_tensor
@@ -31,20 +32,20 @@ def server_version() -> str:
         return "0"
 
 
-class InferCall:
+class InferCall(HttpCall):
     """One infer call; implements the port Ask."""
 
-    __slots__ = ("_request", "caller_id", "wanted")
+    __slots__ = ("caller_id", "wanted")
 
     def __init__(self, request: web.Request) -> None:
-        self._request = request
+        super().__init__(request)
         self.caller_id: str | None = None
         self.wanted: Sequence[str] = ()
 
     @property
-    def authorization(self) -> str | None:
+    def operation(self) -> str:
         """See Ask."""
-        return self._request.headers.get("Authorization")
+        return "infer"
 
     async def target(self) -> tuple[str, str | None]:
         """See Ask: the path says it."""
@@ -73,8 +74,8 @@ async def infer(request: web.Request) -> web.StreamResponse:
     call = InferCall(request)
     async with request.app[INFERENCE].run(call, request[REQUEST_ID], request[TRACEPARENT]) as answer:
         if answer.is_large:
-            return await tell_in_pieces(request, _pieces(call, answer), headers=answer.admission.charge.headers)
-    return json_answer(_document(call, answer), headers=answer.admission.charge.headers)
+            return await tell_in_pieces(request, _pieces(call, answer), headers=answer.headers)
+    return json_answer(_document(call, answer), headers=answer.headers)
 
 
 def _document(call: InferCall, answer: Answer) -> dict[str, Any]:
@@ -117,7 +118,7 @@ def _outputs(call: InferCall, answer: Answer) -> list[Tensor]:
 def _not_text(answer: Answer, error: UnicodeDecodeError) -> ApiError:
     return ApiError(
         f"an output holds bytes that are not text, which JSON cannot carry: {error}",
-        headers={**answer.admission.charge.headers, **NO_RETRY},  # it has run
+        headers={**answer.headers, **NO_RETRY},  # it has run
     )
 
 
@@ -198,7 +199,7 @@ async def model_ready(request: web.Request) -> web.Response:
 
 async def _known(request: web.Request) -> Deployment:
     gate = request.app[GATE]
-    await gate.caller(request.headers.get("Authorization"))
+    await gate.caller(request.headers.get("Authorization"), "models")
     return gate.resolve(request.match_info["model"], request.match_info.get("version"))
 
 

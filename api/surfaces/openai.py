@@ -15,6 +15,7 @@ from api.admission.versions import Deployment
 from api.errors import BadInput, NotFound
 from api.inference import Answer
 from api.services import GATE, INFERENCE, REQUEST_ID, TRACEPARENT
+from api.surfaces.call import HttpCall
 from api.surfaces.http import json_answer, json_kind, parse_object, read_body
 from api.surfaces.pieces import PIECE_ELEMENTS, array_pieces, in_groups, tell_in_pieces
 from api.surfaces.tensor_json import item_count
@@ -25,21 +26,21 @@ _FLOAT_SIZE_BYTES = 4
 _OWNER = "inferlog"
 
 
-class EmbeddingsCall:
+class EmbeddingsCall(HttpCall):
     """One embeddings call; implements the port Ask."""
 
-    __slots__ = ("_document", "_request", "base64", "model")
+    __slots__ = ("_document", "base64", "model")
 
     def __init__(self, request: web.Request) -> None:
-        self._request = request
+        super().__init__(request)
         self._document: dict[str, Any] = {}
         self.model = ""
         self.base64 = False
 
     @property
-    def authorization(self) -> str | None:
+    def operation(self) -> str:
         """See Ask."""
-        return self._request.headers.get("Authorization")
+        return "embeddings"
 
     async def target(self) -> tuple[str, str | None]:
         """See Ask: the body says it, as `name` or `name@version`."""
@@ -101,8 +102,8 @@ async def embeddings(request: web.Request) -> web.StreamResponse:
     call = EmbeddingsCall(request)
     async with request.app[INFERENCE].run(call, request[REQUEST_ID], request[TRACEPARENT]) as answer:
         if answer.is_large:
-            return await tell_in_pieces(request, _pieces(call, answer), headers=answer.admission.charge.headers)
-    return json_answer(_document(call, answer), headers=answer.admission.charge.headers)
+            return await tell_in_pieces(request, _pieces(call, answer), headers=answer.headers)
+    return json_answer(_document(call, answer), headers=answer.headers)
 
 
 def _document(call: EmbeddingsCall, answer: Answer) -> dict[str, Any]:
@@ -139,14 +140,14 @@ def _vectors(tensor: Tensor, as_base64: bool) -> Iterator[Any]:
 async def models(request: web.Request) -> web.Response:
     """`GET /v1/models`."""
     gate = request.app[GATE]
-    await gate.caller(request.headers.get("Authorization"))
+    await gate.caller(request.headers.get("Authorization"), "models")
     return json_answer({"object": "list", "data": [_model(known[0].model, known[0]) for known in gate.models()]})
 
 
 async def model(request: web.Request) -> web.Response:
     """`GET /v1/models/{id}`, where id is `name` or `name@version`."""
     gate = request.app[GATE]
-    await gate.caller(request.headers.get("Authorization"))
+    await gate.caller(request.headers.get("Authorization"), "models")
     name = request.match_info["id"]
     try:
         deployment = gate.resolve(*_named(name))

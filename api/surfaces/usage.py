@@ -35,7 +35,7 @@ _HEADERS: Final = {"Cache-Control": "private, no-store"}
 
 async def usage(request: web.Request) -> web.Response:
     """`GET /v1/usage`; the query string is described in `api.usage_question` and docs/usage.md."""
-    caller = await request.app[GATE].caller(request.headers.get("Authorization"))
+    caller = await request.app[GATE].caller(request.headers.get("Authorization"), "usage")
     asked = question(request.query, now=datetime.now(timezone.utc))
     try:
         # The watermark first: rows written after it may be in the answer, but none before it is missing.

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from api.admission.limits import Limiter, RedisScript, limit
+from api.admission.buckets import limit
+from api.admission.limits import Limiter, RedisScript
 from api.errors import RateLimited, Unauthorized
 from infra.postgres import connect, queries
 from infra.redis import LuaScript, lua, open_redis
 from infra.settings import operator_settings
 from schemas.keys import RedisKeys
 from tests.conditions import eventually
+from tests.fakes import demand
 from tests.gcra import Bucket, Model, excess_us
 from tests.integration.api_desk import customer, open_desk, run
 
@@ -59,7 +61,9 @@ async def test_calls_that_share_a_round_trip_are_decided_one_by_one(env: dict[st
     limits = (limit("key:k", requests_per_s=1, burst=5), limit("customer:c", requests_per_s=1, burst=100))
     async with open_redis(settings.redis, timeout_s=5.0) as redis:
         limiter = Limiter(RedisScript(redis), RedisKeys(namespace=settings.redis.namespace))
-        calls = await asyncio.gather(*(limiter.take("c", "k", limits) for _ in range(40)), return_exceptions=True)
+        calls = await asyncio.gather(
+            *(limiter.take(demand("c", "k", limits)) for _ in range(40)), return_exceptions=True
+        )
     taken = [c for c in calls if not isinstance(c, BaseException)]
     assert [c.buckets[0].remaining for c in taken] == [4, 3, 2, 1, 0]
     assert all(isinstance(c, RateLimited) for c in calls if isinstance(c, BaseException))
@@ -74,7 +78,7 @@ async def test_a_server_that_forgot_the_script_is_told_it_again(env: dict[str, s
         limiter = Limiter(RedisScript(redis), RedisKeys(namespace=settings.redis.namespace))
         for _ in range(3):
             await redis.script_flush()
-            await asyncio.gather(*(limiter.take("c", "k", limits) for _ in range(10)))
+            await asyncio.gather(*(limiter.take(demand("c", "k", limits)) for _ in range(10)))
 
 
 async def test_the_revoked_set_is_read_in_the_same_call(env: dict[str, str]) -> None:
@@ -82,11 +86,11 @@ async def test_the_revoked_set_is_read_in_the_same_call(env: dict[str, str]) -> 
     keys, limits = RedisKeys(namespace=settings.redis.namespace), (limit("key:k", requests_per_s=1, burst=5),)
     async with open_redis(settings.redis, timeout_s=5.0) as redis:
         limiter = Limiter(RedisScript(redis), keys)
-        await limiter.take("c", "k", limits)
+        await limiter.take(demand("c", "k", limits))
         before = await redis.get(keys.bucket("c", "key:k"))
         await redis.sadd(keys.revoked_keys("c"), "k")
         with pytest.raises(Unauthorized, match="revoked"):
-            await limiter.take("c", "k", limits)
+            await limiter.take(demand("c", "k", limits))
         assert await redis.get(keys.bucket("c", "key:k")) == before
 
 

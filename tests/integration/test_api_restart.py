@@ -7,13 +7,15 @@ from uuid import uuid4
 
 import pytest
 
-from api.admission.limits import Limit, Limiter, RedisScript
+from api.admission.buckets import Limit
+from api.admission.limits import Limiter, RedisScript
 from api.errors import RateLimited
 from infra.local import valkey
 from infra.local.stack import Stack
 from infra.redis import open_redis
 from infra.settings import RedisSettings
 from schemas.keys import RedisKeys
+from tests.fakes import demand
 
 
 async def spent(environment: dict[str, str], key: str) -> list[bool]:
@@ -24,7 +26,7 @@ async def spent(environment: dict[str, str], key: str) -> list[bool]:
         limiter = Limiter(RedisScript(client), RedisKeys())
         for _ in range(5):
             try:
-                await limiter.take("c", key, limits)
+                await limiter.take(demand("c", key, limits))
                 admitted.append(True)
             except RateLimited:
                 admitted.append(False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.admission.limits import limit
+from api.admission.buckets import limit
 from tests.gcra import Bucket, Model, excess_us
 
 times = st.lists(st.integers(0, 5_000), max_size=40)

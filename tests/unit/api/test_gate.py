@@ -5,13 +5,17 @@ from collections.abc import Callable
 
 import pytest
 
+from api.admission.caller import Caller
 from api.admission.deadlines import Queues
 from api.admission.gate import Gate, Inputs
 from api.admission.keys import Keys, mint
 from api.admission.limits import Limiter
+from api.admission.once import Sameness
+from api.admission.space import Space
 from api.admission.versions import Deployment, Versions
 from api.errors import ApiError, BadInput, Unavailable
 from infra.lag import Queue
+from schemas.ids import new_request_id
 from schemas.keys import RedisKeys
 from tests.conditions import eventually
 from tests.factories import floats
@@ -31,10 +35,16 @@ class World:
         self.registry.all_routes = [routed("digits", manifest())]
         self.queues = Queues(namespace="", max_queued=10)
         self.max_in_flight = 100
+        self.deadline_s = 10.0
         self.authorization: str | None = f"Bearer {self.key.secret}"
         self.model = "digits"
         self.bad_input: BadInput | None = None
         self.timeout_s: float | None = None
+
+    operation = "infer"
+
+    async def sameness(self, caller: Caller) -> Sameness:
+        return Sameness(customer_id=caller.customer_id, key_id=caller.key_id, key=None, retry=None, digest=b"")
 
     async def target(self) -> tuple[str, str | None]:
         self.asked.append("target")
@@ -60,21 +70,28 @@ class World:
             keys=Keys(self.keys, environment="test"),
             versions=versions,
             queues=self.queues,
+            space=Space(max_in_flight=self.max_in_flight),
             limiter=Limiter(self.script, RedisKeys()),
-            max_in_flight=self.max_in_flight,
+            once=None,
+            money=None,
+            deadline_s=self.deadline_s,
         )
+
+
+def space_of(gate: Gate) -> Space:
+    return gate._space
 
 
 async def refusal(world: World) -> ApiError:
     with pytest.raises(ApiError) as refused:
-        async with (await world.gate()).admitted(world):
+        async with (await world.gate()).admitted(world, new_request_id()):
             pass
     return refused.value
 
 
 async def test_a_call_that_passes_carries_every_decision() -> None:
     world = World()
-    async with (await world.gate()).admitted(world) as admission:
+    async with (await world.gate()).admitted(world, new_request_id()) as admission:
         assert admission.caller.key_id == world.key.key_id
         assert admission.deployment.model == "digits"
         assert admission.inputs.item_count == 1
@@ -150,7 +167,7 @@ async def test_calls_that_arrive_at_once_cannot_pass_the_bound_together() -> Non
     async def one() -> int:
         nonlocal inside, most
         try:
-            async with gate.admitted(world):
+            async with gate.admitted(world, new_request_id()):
                 inside += 1
                 most = max(most, inside)
                 await leave.wait()
@@ -166,7 +183,7 @@ async def test_calls_that_arrive_at_once_cannot_pass_the_bound_together() -> Non
     leave.set()
     answers = await asyncio.gather(*calls)
     assert (answers.count(200), answers.count(503), most) == (10, 490, 10)
-    assert gate.in_flight == 0
+    assert space_of(gate).in_flight == 0
 
 
 @pytest.mark.parametrize("end", ["refused", "unforeseen", "gone while charged", "gone inside", "failed inside"])
@@ -181,7 +198,7 @@ async def test_every_way_out_gives_the_place_back(end: str) -> None:
         world.script.hold.clear()
 
     async def one() -> None:
-        async with gate.admitted(world):
+        async with gate.admitted(world, new_request_id()):
             reached.set()
             if end == "failed inside":
                 raise Unavailable("the log is away")
@@ -189,9 +206,9 @@ async def test_every_way_out_gives_the_place_back(end: str) -> None:
 
     call = asyncio.ensure_future(one())
     if end.startswith("gone"):
-        await eventually(lambda: gate.in_flight == 1 and (reached.is_set() or end == "gone while charged"))
+        await eventually(lambda: space_of(gate).in_flight == 1 and (reached.is_set() or end == "gone while charged"))
         call.cancel()
     await asyncio.wait([call])
     assert call.cancelled() or call.exception() is not None
-    assert gate.in_flight == 0
+    assert space_of(gate).in_flight == 0
     world.script.hold.set()

@@ -33,7 +33,7 @@ from tests.blob_store import FakeBlobStore, claim_check
 from tests.conditions import eventually
 from tests.factories import finished
 from tests.fakes import FakeCache
-from tests.unit.api.test_gate import World
+from tests.unit.api.test_gate import World, space_of
 
 KEYS = RedisKeys(namespace="n")
 
@@ -94,6 +94,7 @@ class Desk:
 
 @asynccontextmanager
 async def running(desk: Desk, *, deadline_s: float = 20.0) -> AsyncIterator[tuple[Inference, Gate]]:
+    desk.world.deadline_s = deadline_s
     gate = await desk.world.gate()
     log = cast(RequestLog, desk)
     inference = Inference(
@@ -102,7 +103,6 @@ async def running(desk: Desk, *, deadline_s: float = 20.0) -> AsyncIterator[tupl
         results=desk.results,
         large=LargeTensors(claim_check(desk.store, inline_bytes=desk.inline_bytes)),
         instance="api-1",
-        deadline_s=deadline_s,
     )
     listening = asyncio.ensure_future(desk.results.listen())
     await eventually(lambda: desk.cache.subscriptions)
@@ -165,7 +165,7 @@ async def test_whatever_the_end_once_tokens_were_taken_the_caller_hears_what_is_
         with pytest.raises(ApiError) as refused:
             await run(inference, desk)
         assert set(refused.value.headers) >= RATE_HEADERS
-        assert (desk.results.waiting, gate.in_flight) == (0, 0)
+        assert (desk.results.waiting, space_of(gate).in_flight) == (0, 0)
 
 
 async def test_callers_that_hang_up_leave_nothing_behind() -> None:
@@ -174,7 +174,7 @@ async def test_callers_that_hang_up_leave_nothing_behind() -> None:
     async with running(desk) as (inference, gate):
         desk.world.script.hold.clear()
         charged = [asyncio.ensure_future(run(inference, desk)) for _ in range(30)]
-        await eventually(lambda: gate.in_flight == 30)
+        await eventually(lambda: space_of(gate).in_flight == 30)
         for call in charged:
             call.cancel()
         await asyncio.wait(charged)
@@ -185,7 +185,7 @@ async def test_callers_that_hang_up_leave_nothing_behind() -> None:
             call.cancel()
         await asyncio.wait(waiting)
         assert all(call.cancelled() for call in (*charged, *waiting))
-        assert (desk.results.waiting, gate.in_flight) == (0, 0)
+        assert (desk.results.waiting, space_of(gate).in_flight) == (0, 0)
         desk.ends = ended()
         assert (await run(inference, desk)).finished.outcome is Outcome.SUCCEEDED
 
@@ -246,7 +246,7 @@ async def test_outputs_are_fetched_and_told_when_they_cannot_be(
         with pytest.raises(kind) as refused:
             await run(inference, desk)
         assert set(refused.value.headers) >= RATE_HEADERS
-        assert (desk.results.waiting, gate.in_flight) == (0, 0)
+        assert (desk.results.waiting, space_of(gate).in_flight) == (0, 0)
 
 
 class Forgetful(dict[str, bytes]):

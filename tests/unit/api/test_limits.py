@@ -4,11 +4,12 @@ import asyncio
 
 import pytest
 
-from api.admission.limits import Limiter, judge, limit, script_call
+from api.admission.buckets import limit
+from api.admission.limits import Limiter, judge, script_call
 from api.errors import RateLimited, Unauthorized, Unavailable
 from schemas.keys import RedisKeys
 from tests.conditions import eventually
-from tests.fakes import FakeScript
+from tests.fakes import FakeScript, demand
 
 KEY = limit("key:k1", requests_per_s=7, burst=3)
 CUSTOMER = limit("customer:c1", requests_per_s=100, burst=20)
@@ -64,7 +65,7 @@ async def test_calls_that_wait_share_the_next_round_trip_and_each_gets_its_own_a
     script = FakeScript()
     limiter = Limiter(script, RedisKeys())
     script.hold.clear()
-    calls = [asyncio.ensure_future(limiter.take("c1", f"k{i}", LIMITS)) for i in range(10)]
+    calls = [asyncio.ensure_future(limiter.take(demand("c1", f"k{i}", LIMITS))) for i in range(10)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     script.hold.set()
@@ -78,10 +79,10 @@ async def test_redis_away_fails_every_waiting_call_at_once_and_nothing_is_sent_a
     limiter = Limiter(script, RedisKeys())
     script.hold.clear()
     script.away = True
-    first = asyncio.ensure_future(limiter.take("c1", "k1", LIMITS))
+    first = asyncio.ensure_future(limiter.take(demand("c1", "k1", LIMITS)))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    later = [asyncio.ensure_future(limiter.take("c1", "k1", LIMITS)) for _ in range(5)]
+    later = [asyncio.ensure_future(limiter.take(demand("c1", "k1", LIMITS))) for _ in range(5)]
     await asyncio.sleep(0)
     script.hold.set()
     for call in (first, *later):
@@ -90,7 +91,7 @@ async def test_redis_away_fails_every_waiting_call_at_once_and_nothing_is_sent_a
         assert "Retry-After" in refused.value.headers
     assert script.batches == [1]
     script.away = False
-    await limiter.take("c1", "k1", LIMITS)
+    await limiter.take(demand("c1", "k1", LIMITS))
 
 
 async def test_one_refused_run_does_not_fail_its_neighbours() -> None:
@@ -99,16 +100,16 @@ async def test_one_refused_run_does_not_fail_its_neighbours() -> None:
     good = [1, NOW_US, 0, 2, 5, 2, 5]
     script.answer = ValueError("WRONGTYPE")
     with pytest.raises(Unavailable):
-        await limiter.take("c1", "k1", LIMITS)
+        await limiter.take(demand("c1", "k1", LIMITS))
     script.answer = good
-    assert (await limiter.take("c1", "k1", LIMITS)).buckets[0].remaining == 2
+    assert (await limiter.take(demand("c1", "k1", LIMITS))).buckets[0].remaining == 2
 
 
 async def test_a_caller_that_left_does_not_disturb_the_batch() -> None:
     script = FakeScript()
     limiter = Limiter(script, RedisKeys())
     script.hold.clear()
-    gone, stays = (asyncio.ensure_future(limiter.take("c1", "k1", LIMITS)) for _ in range(2))
+    gone, stays = (asyncio.ensure_future(limiter.take(demand("c1", "k1", LIMITS))) for _ in range(2))
     await asyncio.sleep(0)
     gone.cancel()
     script.hold.set()
@@ -125,7 +126,7 @@ async def test_an_unforeseen_failure_leaves_nobody_waiting(fault: Exception | st
     script.hold.clear()
     script.breaks = fault if isinstance(fault, Exception) else None
     script.loses = fault == "too few answers"
-    calls = [asyncio.ensure_future(limiter.take("c1", f"k{i}", LIMITS)) for i in range(600)]
+    calls = [asyncio.ensure_future(limiter.take(demand("c1", f"k{i}", LIMITS))) for i in range(600)]
     await eventually(lambda: script.batches)
     script.hold.set()
     await asyncio.wait_for(asyncio.wait(calls), 10)
@@ -133,4 +134,4 @@ async def test_an_unforeseen_failure_leaves_nobody_waiting(fault: Exception | st
     assert len(refused) >= 599 - 256
     assert all(isinstance(error, Unavailable) for error in refused)
     script.breaks, script.loses = None, False
-    assert (await limiter.take("c1", "k1", LIMITS)).buckets
+    assert (await limiter.take(demand("c1", "k1", LIMITS))).buckets

@@ -25,7 +25,8 @@ from api.surfaces.schema_candidates import MAX_BODY_BYTES
 from api.turns import Turns
 from schemas.facts import SchemaPublished
 from schemas.frame import fingerprint
-from schemas.lockfile import locked_schemas
+from schemas.lockfile import locked_schemas, versions_of
+from schemas.records import InferenceRequested
 from schemas.topics import all_topics
 from tests.factories import NOON
 from tests.fakes import FakeRegistry, manifest, registered, routed
@@ -45,6 +46,9 @@ class InThisProcess(Turns):
 
     async def _in_turn(self, question: bytes) -> bytes:
         return orjson.dumps(checker.answer(question))
+
+
+NUMBERS = [s.version for s in versions_of(InferenceRequested.SCHEMA)]
 
 
 class Registrar:
@@ -165,8 +169,8 @@ def published(number: int, version: int, definition: Any) -> SchemaPublished:
         ("/subjects?deletedOnly=true", []),
         ("/subjects?limit=1&offset=0", ["t1.inference.adjustments.v1-value"]),
         ("/subjects?offset=999", []),
-        (f"/subjects/{QUEUE}/versions", [1, 2]),
-        (f"/subjects/:.:{QUEUE}/versions", [1, 2]),
+        (f"/subjects/{QUEUE}/versions", NUMBERS),
+        (f"/subjects/:.:{QUEUE}/versions", NUMBERS),
         (f"/subjects/{QUEUE}/versions/latest/referencedby", []),
         ("/schemas/types", ["AVRO"]),
         ("/schemas/ids/3/subjects?deleted=true", [USAGE_SUBJECT]),
@@ -201,7 +205,7 @@ async def test_schemas_by_every_way(registrar: Registrar) -> None:
     _, everything = await registrar.call("GET", "/schemas")
     assert {e["id"] for e in everything} == {s.id for s in locked_schemas()}
     _, newest = await registrar.call("GET", f"/schemas?latestOnly=true&subjectPrefix={QUEUE}")
-    assert [(e["subject"], e["version"]) for e in newest] == [(QUEUE, 2)]
+    assert [(e["subject"], e["version"]) for e in newest] == [(QUEUE, NUMBERS[-1])]
     assert (await registrar.call("GET", "/v1/metadata/id"))[1]["id"] == "t1"
     assert (await registrar.call("GET", "/v1/metadata/version"))[1]["version"]
 
@@ -276,7 +280,7 @@ async def test_what_stands_against_a_schema_is_told_per_version(registrar: Regis
     body, check = {"schema": json.dumps(definition)}, f"/compatibility/subjects/{QUEUE}/versions"
     status, answer = await registrar.call("POST", check + "?verbose=true", body)
     assert (status, answer["is_compatible"]) == (200, False)
-    assert {m[:9] for m in answer["messages"]} == {"version 1", "version 2"}
+    assert {m[:9] for m in answer["messages"]} == {f"version {n}" for n in NUMBERS}
     assert any("limiter_buckets" in m or "/fields/" in m for m in answer["messages"])
     _, answer = await registrar.call("POST", check + "/1?verbose=true", body)
     assert {m[:9] for m in answer["messages"]} == {"version 1"}
