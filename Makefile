@@ -69,8 +69,20 @@ bench-http: $(READY) ## Closed and open loop over HTTP, everything on this machi
 	@$(PY) -m benchmarks.http
 
 .PHONY: bench-flood
-bench-flood: $(READY) ## p95 of inference quiet, and under floods without a key and slow connections (about 1 min)
+bench-flood: $(READY) ## p95 of inference quiet and under ten kinds of hostile callers, and the memory these take (about 4 min)
 	@$(PY) -m benchmarks.flood
+
+.PHONY: bench-route-follow
+bench-route-follow: $(READY) ## How long gateways go on with the old version once a route was switched, and what following costs (about 4 min)
+	@$(PY) -m benchmarks.route_follow $(WITH_SEED)
+
+.PHONY: bench-results
+bench-results: $(READY) ## Answers from the results topic, a million results long, while Redis has none (about 5 min)
+	@$(PY) -m benchmarks.results $(WITH_SEED)
+
+.PHONY: bench-scale
+bench-scale: $(READY) ## A gateway with 100,000 keys and 1,000 versions beside one with 400 and 3 (about 6 min)
+	@$(PY) -m benchmarks.scale $(WITH_SEED)
 
 .PHONY: bench-codec
 bench-codec: $(READY) ## Usage records to bytes and back on one core, beside bare fastavro (about 10 s)
@@ -111,6 +123,18 @@ soak-ledger: $(READY) ## Usage while ledgers, PostgreSQL and Kafka go down; coun
 .PHONY: storm-deadlock
 storm-deadlock: $(READY) ## Four ledgers with the same customers in every batch; no deadlock (SECONDS=600 SEED=…)
 	@$(PY) -m tests.storms.deadlock --seconds $(SECONDS_OF_STORM) $(WITH_SEED)
+
+# `make revocation-proof ROUNDS=6` for a try.
+.PHONY: revocation-proof
+revocation-proof: $(READY) ## Four gateways serve a key until it is revoked, 24 times; in half of them Redis forgets (about 2 min)
+	@$(PY) -m tests.storms.revocation --rounds $(if $(filter command environment,$(origin ROUNDS)),$(ROUNDS),24)
+
+# `make limiter-proof CALLS=50000 SECONDS=10 SEED=7` for a try.
+CALLS ?= 1000000
+SECONDS_OF_PROOF := $(if $(filter command environment,$(origin SECONDS)),$(SECONDS),60)
+.PHONY: limiter-proof
+limiter-proof: $(READY) ## The exact law of rates on a million calls of eight processes, mutants, and faults of Redis (about 5 min; CALLS=… SEED=…)
+	@$(PY) -m tests.storms.limiter --calls $(CALLS) --seconds $(SECONDS_OF_PROOF) $(WITH_SEED)
 
 .PHONY: nightly
 nightly: $(READY) ## What takes longer than a change may wait: storms of 5 min and fuzzing of 10 (about 25 min)

@@ -7,79 +7,78 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
-import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
 
+from api.admission.claim_pruning import prune
 from api.admission.deadlines import Queues
 from api.admission.gate import Gate
+from api.admission.key_feed import KeyFeed
+from api.admission.key_source import PostgresKeys
 from api.admission.keys import Keys
-from api.admission.limits import TIMEOUT_S, Limiter, RedisScript
-from api.admission.registry import PostgresKeys, PostgresRegistry
+from api.admission.limits import Limiter, RedisScript
+from api.admission.once import Once
+from api.admission.price_book import PriceBook
+from api.admission.registry import PostgresRegistry
+from api.admission.revocations import RedisRevokedSet, Revocations
 from api.admission.space import Space
+from api.admission.spend import Spend
+from api.admission.spend_ledger import PostgresLedger, PostgresPrices
 from api.admission.versions import Versions
-from api.connections import Connections, room_for_files
+from api.bodies import Bodies
+from api.cancellations import Cancellations
+from api.connections import room_for_files
 from api.health import Health, tell_counts
 from api.inference import Inference
 from api.large_tensors import LargeTensors
+from api.last_word import LogsLastWord
+from api.log import Log
 from api.middleware import connected, envelope, paced
 from api.registry_catalogue import Catalogue
+from api.repeated import Repeated
 from api.request_log import ACK_WITHIN_S, RequestLog
-from api.results import RedisCache, Results
+from api.request_status import RequestStatus
+from api.resources import BOOK, CLAIM_CHECK, LIMITER_REDIS, REGISTRY, RESOURCES, RESULTS_REDIS, SCHEMAS, SPEND_POOL
+from api.result_cache import RedisCache
+from api.result_log import ResultLog
+from api.results import Results
 from api.routes import ROUTES
+from api.server import BACKLOG, CLOSE_WITHIN_S, listen, make_runner, open_door
 from api.services import (
+    BODIES,
     CATALOGUE,
     CONNECTIONS,
     GATE,
     HEALTH,
     INFERENCE,
-    LEDGER,
+    LARGE,
     QUEUES,
+    REQUESTS,
     SETTINGS,
     STRANGERS,
-    TURNS,
     VERSIONS,
 )
 from api.strangers import Strangers
-from api.turns import Turns
-from infra.blobs import ClaimCheck
+from infra.kafka_lookup import open_lookup
+from infra.kafka_lookups import Lookups
 from infra.kafka_sender import open_sender
 from infra.lag import open_lag_reader
-from infra.postgres import Pool, open_pool
-from infra.redis import Redis, open_redis
-from infra.s3 import Store
-from infra.schema_feed import SchemaFeed, open_schema_feed
 from infra.settings import ApiSettings
 from infra.tasks import end
-from schemas.codec import learn
-from schemas.facts import SchemaPublished
 from schemas.keys import RedisKeys
 from schemas.lockfile import locked_schemas
+from schemas.topics import RESULTS as RESULTS_TOPIC
 
 logger = logging.getLogger(__name__)
 
-REGISTRY = web.AppKey("registry", Pool)
-LIMITER_REDIS = web.AppKey("limiter_redis", Redis)
-RESULTS_REDIS = web.AppKey("results_redis", Redis)
 RESULTS = web.AppKey("results", Results)
-SCHEMAS = web.AppKey("schemas", SchemaFeed)
-CLAIM_CHECK = web.AppKey("claim_check", ClaimCheck)
 
-_BACKLOG = 1024
-#: How long what is left of a body that nobody wants is read before its connection is closed.
-_LINGER_S = 1.0
 _DRAIN_WITHIN_S = 1.5
-_CLOSE_WITHIN_S = 1.0
 _RESTART_PAUSE_S = 1.0
-#: The longest a call to S3 may take, and what share of the longest deadline; less than a request waits for it, so that
-#: such a wait shows that S3 is away.
-_BLOBS_WITHIN_S = 2.0
-_BLOBS_SHARE = 0.2
 
 
 def create_app(settings: ApiSettings) -> web.Application:
@@ -87,117 +86,138 @@ def create_app(settings: ApiSettings) -> web.Application:
     app = web.Application(middlewares=[connected, envelope, paced], client_max_size=settings.max_body_bytes)
     app[SETTINGS] = settings
     app[STRANGERS] = Strangers(per_s=settings.strangers_per_s)
+    app[BODIES] = Bodies(most_bytes=settings.body_bytes)
     app[CATALOGUE] = Catalogue(locked_schemas(), namespace=settings.kafka.namespace)
     app.add_routes(ROUTES)
-    app.cleanup_ctx.extend(
-        [_turns, _registry, _ledger, _limiter_redis, _results_redis, _claim_check, _schemas, _services]
-    )
+    app.cleanup_ctx.extend((*RESOURCES, _services))
     app.on_shutdown.append(_drain)
     return app
-
-
-async def _turns(app: web.Application) -> AsyncIterator[None]:
-    app[TURNS] = turns = Turns()
-    yield
-    await turns.close()
-
-
-async def _registry(app: web.Application) -> AsyncIterator[None]:
-    async with open_pool(app[SETTINGS].postgres, connect_timeout_s=1.0, command_timeout_s=2.0) as pool:
-        app[REGISTRY] = pool
-        yield
-
-
-async def _ledger(app: web.Application) -> AsyncIterator[None]:
-    # Its own small pool: customers who read their usage cannot hold up the look-up of keys.
-    async with open_pool(app[SETTINGS].postgres, max_size=2, connect_timeout_s=1.0, command_timeout_s=2.0) as pool:
-        app[LEDGER] = pool
-        yield
-
-
-async def _limiter_redis(app: web.Application) -> AsyncIterator[None]:
-    async with open_redis(app[SETTINGS].redis, timeout_s=2 * TIMEOUT_S, max_connections=4) as client:
-        app[LIMITER_REDIS] = client
-        yield
-
-
-async def _results_redis(app: web.Application) -> AsyncIterator[None]:
-    async with open_redis(app[SETTINGS].redis, timeout_s=1.0, max_connections=8) as client:
-        app[RESULTS_REDIS] = client
-        yield
-
-
-async def _schemas(app: web.Application) -> AsyncIterator[None]:
-    def learn_and_show(published: SchemaPublished) -> bool:
-        new = learn(published)
-        app[CATALOGUE].learn(published)
-        return new
-
-    async with open_schema_feed(app[SETTINGS].kafka, learn=learn_and_show) as feed:
-        app[SCHEMAS] = feed
-        yield
-
-
-async def _claim_check(app: web.Application) -> AsyncIterator[None]:
-    settings = app[SETTINGS]
-    patience_s = min(_BLOBS_WITHIN_S, _BLOBS_SHARE * settings.deadline_s)
-    store = await asyncio.to_thread(Store, settings.s3, timeout_s=_BLOBS_WITHIN_S, attempts=1)
-    app[CLAIM_CHECK] = check = ClaimCheck(store, inline_bytes=settings.claim_check_bytes, patience_s=patience_s)
-    yield
-    check.close()
 
 
 async def _services(app: web.Application) -> AsyncIterator[None]:
     settings = app[SETTINGS]
     redis_keys = RedisKeys(namespace=settings.redis.namespace)
     versions = Versions(PostgresRegistry(app[REGISTRY]))
-    queues = Queues(namespace=settings.kafka.namespace, max_queued=settings.max_queued)
+    queues = Queues(namespace=settings.kafka.namespace, max_queued=settings.max_queued, deadline_s=settings.deadline_s)
     schemas = app[SCHEMAS]
-    results = Results(RedisCache(app[RESULTS_REDIS]), redis_keys, instance=settings.instance, schemas=schemas)
+    cache = RedisCache(app[RESULTS_REDIS], ttl_s=settings.result_ttl_s)
+    # Two readers for waiting calls and two for status reads: neither can hold up the other.
+    results_topic = RESULTS_TOPIC.in_namespace(settings.kafka.namespace).name
+    lookups, status_lookups = (Lookups[Log](lambda: open_lookup(settings.kafka), most=2) for _ in range(2))
+    result_log = ResultLog(
+        lambda: open_lookup(settings.kafka),
+        lookups,
+        topic=results_topic,
+        schemas=schemas,
+    )
+    results = Results(cache, redis_keys, result_log, instance=settings.instance, schemas=schemas)
+    app[REQUESTS] = status = RequestStatus(
+        cache,
+        redis_keys,
+        status_lookups,
+        namespace=settings.kafka.namespace,
+        pools=versions.pools,
+        deadline_s=settings.deadline_s,
+        learn_schemas=schemas.catch_up,
+    )
     request_log = RequestLog(
         lambda: open_sender(settings.kafka, request_timeout_ms=round(ACK_WITHIN_S * 1000)),
         namespace=settings.kafka.namespace,
     )
+    cancellations = Cancellations(
+        lambda: open_sender(settings.kafka, request_timeout_ms=round(ACK_WITHIN_S * 1000)),
+        namespace=settings.kafka.namespace,
+    )
+    spend = Spend(
+        PostgresLedger(app[SPEND_POOL], namespace=settings.kafka.namespace),
+        PriceBook(PostgresPrices(app[SPEND_POOL])),
+        view_s=settings.spend_view_s,
+    )
+    key_source = PostgresKeys(app[REGISTRY])
+    keys = Keys(key_source, environment=settings.environment)
+    revocations = Revocations(key_source, RedisRevokedSet(app[RESULTS_REDIS], redis_keys))
+    key_feed = KeyFeed(key_source, keys, revoked=revocations.told)
+    horizon_s = 3600.0 * settings.idempotency_hours
+    once = Once(app[BOOK], horizon_s=horizon_s)
+    limiter = Limiter(RedisScript(app[LIMITER_REDIS]), redis_keys, replicas=settings.replicas)
     gate = Gate(
-        keys=Keys(PostgresKeys(app[REGISTRY]), environment=settings.environment),
+        keys=keys,
         versions=versions,
         queues=queues,
-        limiter=Limiter(RedisScript(app[LIMITER_REDIS]), redis_keys),
-        space=Space(max_in_flight=settings.max_in_flight),
-        once=None,
-        money=None,
+        limiter=limiter,
+        space=Space(
+            max_in_flight=settings.max_in_flight,
+            max_per_customer=settings.max_in_flight_per_customer,
+            max_bytes=settings.max_in_flight_bytes,
+        ),
+        once=once,
+        money=spend,
         deadline_s=settings.deadline_s,
     )
     app[GATE], app[QUEUES], app[RESULTS], app[VERSIONS] = gate, queues, results, versions
     check = app[CLAIM_CHECK]
+    app[LARGE] = LargeTensors(check)
     app[INFERENCE] = Inference(
         gate=gate,
         request_log=request_log,
         results=results,
-        large=LargeTensors(check),
+        large=app[LARGE],
         instance=settings.instance,
+        gone=cancellations.gone,
+        repeated=Repeated(results, once=once, last_word=LogsLastWord(lookups, topic=results_topic)),
     )
     app[HEALTH] = Health(
         {
             "kafka": lambda: request_log.trouble() or queues.trouble(),
             "redis": results.trouble,
             "postgres": versions.trouble,
+            "keys": key_feed.trouble,
         },
-        minor={"s3": check.trouble, "schemas": schemas.trouble},
-        counts=(check.counts, app[STRANGERS].counts, app[CONNECTIONS].counts),
+        minor={
+            "s3": check.trouble,
+            "schemas": schemas.trouble,
+            "claims": once.trouble,
+            "limits": limiter.trouble,
+            "results_cache": results.slowness,
+            "results_log": result_log.trouble,
+        },
+        counts=(
+            check.counts,
+            app[STRANGERS].counts,
+            app[CONNECTIONS].counts,
+            app[BODIES].counts,
+            cancellations.counts,
+            spend.counts,
+            limiter.counts,
+            once.counts,
+            results.counts,
+            result_log.counts,
+            status.counts,
+        ),
     )
     loops = [
+        _forever(key_feed.run),
+        _forever(revocations.run),
         _forever(versions.run),
         _forever(lambda: queues.run(lambda: open_lag_reader(settings.kafka), versions.pools)),
+        _forever(spend.run),
+        _forever(limiter.run),
         _forever(request_log.run),
+        _forever(cancellations.run),
+        _forever(once.run),
+        _forever(lambda: prune(app[BOOK], horizon_s=horizon_s)),
         _forever(results.listen),
         _forever(results.sweep),
+        _forever(result_log.follow),
+        *(_forever(result_log.look) for _ in range(2)),
+        *(_forever(shared.run) for shared in (lookups, status_lookups)),
         _forever(app[CONNECTIONS].sweep),
-        _forever(lambda: tell_counts((app[STRANGERS].counts, app[CONNECTIONS].counts))),
+        _forever(lambda: tell_counts((app[STRANGERS].counts, app[CONNECTIONS].counts, app[BODIES].counts))),
     ]
     tasks = [asyncio.ensure_future(loop) for loop in loops]
     yield
-    await end(tasks, within_s=_CLOSE_WITHIN_S)
+    await end(tasks, within_s=CLOSE_WITHIN_S)
+    await once.close()
 
 
 async def _forever(loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -214,52 +234,24 @@ async def _drain(app: web.Application) -> None:
     await app[RESULTS].drain(within_s=_DRAIN_WITHIN_S)
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        raise OSError(
-            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; "
-            "does a gateway of `inferlog up` run there? Name another port with INFERLOG_API_PORT"
-        ) from error
-
-
-def _protocol(runner: web.AppRunner) -> asyncio.Protocol:
-    if runner.server is None:
-        raise RuntimeError("a connection came before the application was started")
-    return runner.server()
-
-
 async def serve(settings: ApiSettings) -> None:
     """Run until SIGTERM or SIGINT: then take no new calls, answer those that wait, and close within 5 s.
 
     Raises OSError when the address is taken, before anything else is started.
     """
-    listener = _listen(settings.host, settings.port)
+    listener = listen(settings.host, settings.port)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         with suppress(NotImplementedError):
             loop.add_signal_handler(number, stop.set)
     app = create_app(settings)
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        shutdown_timeout=_CLOSE_WITHIN_S,
-        lingering_time=_LINGER_S,
-        handler_cancellation=True,  # a caller that hangs up stops waiting at once, and its place is free
-    )
-    app[CONNECTIONS] = connections = Connections(
-        lambda: _protocol(runner),
-        most=room_for_files(settings.max_connections),
-        barred=app[STRANGERS].crowding,
-        wasted=app[STRANGERS].wasted,
-    )
+    runner = make_runner(app)
+    app[CONNECTIONS] = connections = open_door(runner, app[STRANGERS], most=room_for_files(settings.max_connections))
     await runner.setup()
     server: asyncio.Server | None = None
     try:
-        server = await loop.create_server(connections, sock=listener, backlog=_BACKLOG)
+        server = await loop.create_server(connections, sock=listener, backlog=BACKLOG)
         host, port = listener.getsockname()[:2]
         logger.info("listening", extra={"fields": {"url": f"http://{host}:{port}", "instance": settings.instance}})
         await stop.wait()

@@ -1,7 +1,9 @@
-"""Connections to this process: how many there may be, and how long one may keep a place without a whole question.
+"""Connections to this process: how many there may be, how long one may keep a place without a whole question, and how
+many bytes they may make this process hold, of questions that nobody has read yet and of answers that nobody reads.
 
 It stands between the socket and aiohttp's protocol and uses only what asyncio promises of both: aiohttp has no timeout
-for the head of a request. Bodies have theirs where they are read (`api.surfaces.http`).
+for the head of a request, and bounds what it holds for each connection but not for all. Bodies have their own bounds
+where they are read (`api.bodies`).
 """
 
 from __future__ import annotations
@@ -13,9 +15,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from itertools import chain
-from typing import cast
 
-from api.strangers import peer_of
+from api.connection import Connection
 
 logger = logging.getLogger(__name__)
 
@@ -23,61 +24,20 @@ logger = logging.getLogger(__name__)
 HEAD_WITHIN_S = 10.0
 #: Longer than the usual proxies keep an idle connection, so that they close first and no call meets a closing one.
 IDLE_S = 75.0
+#: An answer must have left this process so long after the caller stopped reading; large ones have their own time.
+UNREAD_S = 30.0
+#: What one connection may send before its head is whole, and while its call is answered, beyond what is read of it: the
+#: largest head, and what aiohttp takes in before it stops reading. Beyond, it is closed, or read no further.
+MOST_OWED_BYTES = 192 * 1024
+MOST_AHEAD_BYTES = 128 * 1024
+#: What is read of a body that nobody wants, so that who sends it sees why.
+MOST_UNWANTED_BYTES = 1024 * 1024
+#: What all of them may make this process hold: bytes that nobody has read yet, and answers that are not read.
+MOST_HELD_BYTES = 64 * 1024 * 1024
+MOST_UNREAD_BYTES = 64 * 1024 * 1024
 _SWEEP_S = 1.0
 #: Files beside connections of callers: servers, libraries, logs.
 _OTHER_FILES = 256
-
-
-class Connection(asyncio.Protocol):
-    """One of them. Everything is handed on to the protocol of `Connections`, which is made once it is let in."""
-
-    __slots__ = ("_door", "_inner", "has_asked", "peer", "since_s", "transport")
-
-    def __init__(self, door: Connections) -> None:
-        self._door = door
-        self._inner: asyncio.Protocol | None = None
-        self.transport: asyncio.Transport | None = None
-        self.peer = ""
-        #: Since when it has had its present state, in seconds of the clock.
-        self.since_s = 0.0
-        self.has_asked = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Let in, or closed at once."""
-        self.transport = cast(asyncio.Transport, transport)
-        self.peer = peer_of(transport.get_extra_info("peername"))
-        inner = self._door.let_in(self)
-        if inner is None:
-            self.transport.abort()
-            return
-        self._inner = inner
-        inner.connection_made(transport)
-
-    def data_received(self, data: bytes) -> None:
-        """Bytes came."""
-        if self._inner is not None:
-            self._door.heard(self)
-            self._inner.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        """The caller sends no more."""
-        return self._inner.eof_received() if self._inner is not None else None
-
-    def pause_writing(self) -> None:
-        """The caller reads too slowly."""
-        if self._inner is not None:
-            self._inner.pause_writing()
-
-    def resume_writing(self) -> None:
-        """The caller reads again."""
-        if self._inner is not None:
-            self._inner.resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """It is closed."""
-        if self._inner is not None:
-            self._door.gone(self)
-            self._inner.connection_lost(exc)
 
 
 class Connections:
@@ -104,7 +64,12 @@ class Connections:
         self._idle: dict[Connection, None] = {}
         self._of: dict[asyncio.BaseTransport, Connection] = {}
         self._peers: Counter[str] = Counter()
-        self.counts: Counter[str] = Counter(connections_refused=0, connections_closed_for_others=0, heads_late=0)
+        # Those whose caller does not read, and how much each has left to read, in the order in which that began.
+        self._unread: dict[Connection, int] = {}
+        self._held_bytes = 0
+        self.counts: Counter[str] = Counter(
+            connections_refused=0, connections_closed_for_others=0, heads_late=0, heads_large=0, answers_unread=0
+        )
 
     def __call__(self) -> Connection:
         """A protocol for asyncio's server."""
@@ -124,19 +89,49 @@ class Connections:
         self._wait(self._owing, new)
         return self._serve()
 
-    def heard(self, connection: Connection) -> None:
-        """Bytes came: on an idle one they begin a head."""
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that came and belong to no call yet, or to one that has not read them."""
+        return self._held_bytes
+
+    def heard(self, connection: Connection, size_bytes: int) -> bool:
+        """Bytes came: on an idle one they begin a head. False when they are not to be handed on."""
         if connection in self._idle:
             del self._idle[connection]
             self._wait(self._owing, connection)
+            self._let_go(connection)
+        connection.held_bytes += size_bytes
+        self._held_bytes += size_bytes
+        is_large = connection in self._owing and not connection.is_leaving and connection.held_bytes > MOST_OWED_BYTES
+        # Who holds less than an equal share is not who fills it.
+        if is_large or (self._held_bytes > MOST_HELD_BYTES and connection.held_bytes > MOST_HELD_BYTES / len(self)):
+            self.counts["heads_large" if is_large else "connections_closed_for_others"] += 1
+            self._close(connection)
+            return False
+        if connection.is_leaving and connection.held_bytes > MOST_UNWANTED_BYTES:
+            connection.pause()  # and aiohttp, which has nothing more to drop, does not resume it
+            return False
+        return True
 
-    def asked(self, transport: asyncio.BaseTransport | None) -> None:
-        """A whole head has come on it, and is being answered."""
+    def fed(self, connection: Connection) -> None:
+        """The bytes were handed on. Only now may it be paused: aiohttp resumes reading at the end of every body."""
+        if connection not in self._owing and connection.held_bytes > MOST_AHEAD_BYTES:
+            connection.pause()
+
+    def took(self, transport: asyncio.BaseTransport | None) -> None:
+        """Its call has read all of the body that came until now."""
+        connection = self._of.get(transport) if transport is not None else None
+        if connection is not None:
+            self._let_go(connection)
+
+    def asked(self, transport: asyncio.BaseTransport | None, head_bytes: int | None = None) -> None:
+        """A whole head of so many bytes (all that came, if not said) has come on it, and is being answered."""
         connection = self._of.get(transport) if transport is not None else None
         if connection is not None:
             connection.has_asked = True
             self._owing.pop(connection, None)
             self._idle.pop(connection, None)
+            self._let_go(connection, head_bytes)
 
     def answered(self, transport: asyncio.BaseTransport | None) -> None:
         """The answer is made; it may send another question."""
@@ -145,10 +140,35 @@ class Connections:
             self._idle.pop(connection, None)
             self._wait(self._idle, connection)
 
+    def leaving(self, transport: asyncio.BaseTransport | None) -> None:
+        """The answer is made, the rest of the question is of no use, and it will be closed."""
+        self.answered(transport)
+        connection = self._of.get(transport) if transport is not None else None
+        if connection is not None:
+            connection.is_leaving = True
+            self._let_go(connection)
+            self._idle.pop(connection, None)
+            self._wait(self._owing, connection)  # what still comes does not prolong its time
+
+    def stuck(self, connection: Connection) -> None:
+        """Its caller reads more slowly than it is answered."""
+        if connection not in self._unread:
+            connection.unread_since_s = self._clock()
+        self._unread[connection] = connection.unsent_bytes()
+        while sum(self._unread.values()) > MOST_UNREAD_BYTES:
+            self.counts["answers_unread"] += 1
+            self._close(next(iter(self._unread)))
+
+    def read_on(self, connection: Connection) -> None:
+        """Its caller has read nearly all of it."""
+        self._unread.pop(connection, None)
+
     def gone(self, connection: Connection) -> None:
         """It was closed."""
         self._owing.pop(connection, None)
         self._idle.pop(connection, None)
+        self._unread.pop(connection, None)
+        self._let_go(connection)
         if connection.transport is not None and self._of.pop(connection.transport, None) is not None:
             self._peers[connection.peer] -= 1
             if self._peers[connection.peer] <= 0:
@@ -166,6 +186,12 @@ class Connections:
                 if count is not None:
                     self.counts[count] += 1
                 self._close(connection)
+        for connection in list(self._unread):
+            if now_s - connection.unread_since_s >= UNREAD_S:
+                self.counts["answers_unread"] += 1
+                self._close(connection)
+            else:
+                self.stuck(connection)  # it may have been given more to read meanwhile
 
     async def sweep(self) -> None:
         """Close late ones, once a second, for ever."""
@@ -176,6 +202,14 @@ class Connections:
     def _wait(self, waiting: dict[Connection, None], connection: Connection) -> None:
         connection.since_s = self._clock()
         waiting[connection] = None
+
+    def _let_go(self, connection: Connection, size_bytes: int | None = None) -> None:
+        held = connection.held_bytes
+        size_bytes = held if size_bytes is None else min(size_bytes, held)
+        self._held_bytes -= size_bytes
+        connection.held_bytes -= size_bytes
+        if connection.held_bytes <= MOST_AHEAD_BYTES // 2:
+            connection.resume()
 
     def _make_room(self, peer: str) -> bool:
         waiting = chain(self._owing, self._idle)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any, TypeVar
 
@@ -12,11 +13,14 @@ import click
 
 from infra.postgres import Connection, Record, is_outage, on_connection, queries
 from infra.settings import OperatorSettings
+from schemas.ranges import MOMENTS
 
 T = TypeVar("T")
 
 #: A rate or a burst, as the limiter can hold it.
 RATE = click.IntRange(1, 1_000_000)
+#: Clocks of two machines differ, and the server is asked later.
+_MARGIN = timedelta(days=1)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -39,11 +43,22 @@ async def find_customer(connection: Connection, name_or_id: str) -> Record:
 
 
 def duration(option: str, text: str) -> timedelta:
-    """A length of time like 12h or 90d. Raises UsageError naming the option."""
+    """A length of time like 12h or 90d, from now to a time that a record can carry. Raises UsageError naming the
+    option."""
     match = re.fullmatch(r"([1-9]\d{0,5})([smhd])", text)
     if match is None:
         raise click.UsageError(f"{option}: expected a number and s, m, h or d, like 12h or 90d, found '{text}'")
-    return timedelta(**{_UNITS[match[2]]: int(match[1])})
+    length = timedelta(**{_UNITS[match[2]]: int(match[1])})
+    if length > MOMENTS.high - datetime.now(timezone.utc) - _MARGIN:
+        raise click.UsageError(f"{option}: expected an end before the year 2200, found '{text}'")
+    return length
+
+
+async def require_models(connection: Connection, option: str, models: Sequence[str]) -> None:
+    """Raise ClickException naming the option when one of these was never published."""
+    missing = [r["name"] for r in await connection.fetch(queries("api")["models_missing"], list(models))]
+    if missing:
+        raise click.ClickException(f"{option}: there is no model '{missing[0]}'; see  inferlog models list")
 
 
 def say(made: Mapping[str, Any], words: str, *, as_json: bool) -> None:
@@ -67,4 +82,6 @@ def table(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
 
 
 def _plain(value: Any) -> Any:
-    return value.astimezone(timezone.utc).isoformat() if isinstance(value, datetime) else value
+    if isinstance(value, datetime):
+        return value.astimezone(timezone.utc).isoformat()
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value

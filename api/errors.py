@@ -24,6 +24,8 @@ class Surface(Enum):
 #: The content type that clients of schema registries send and ask for.
 REGISTRY_TYPE = "application/vnd.schemaregistry.v1+json"
 
+# What of /v1 is no part of OpenAI's API.
+_OURS = ("/v1/usage", "/v1/requests/")
 # Where the `openai` client calls when its base_url lacks /v1; it shows no message in any other shape than its own.
 _WITHOUT_V1 = frozenset({"/embeddings", "/models", "/chat/completions", "/completions"})
 
@@ -34,7 +36,7 @@ def surface_of(path: str) -> Surface:
         return Surface.OIP
     if path.startswith("/registry/") or path == "/registry":
         return Surface.REGISTRY
-    if path in _WITHOUT_V1 or (path.startswith("/v1/") and path != "/v1/usage"):
+    if path in _WITHOUT_V1 or (path.startswith("/v1/") and not path.startswith(_OURS)):
         return Surface.OPENAI
     return Surface.PROBLEM
 
@@ -59,6 +61,8 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.headers = dict(headers or {})
+        #: The request that this is about, where it is not the call's own.
+        self.request_id: UUID | None = None
         if code is not None:
             self.code = code
 
@@ -80,6 +84,14 @@ class Unauthorized(ApiError):
 
     def __init__(self, message: str, *, code: str | None = None) -> None:
         super().__init__(message, code=code, headers={"WWW-Authenticate": 'Bearer realm="inferlog"'})
+
+
+class PaymentRequired(ApiError):
+    """The customer's own cap on what it spends leaves no room for the call; waiting does not help within the month."""
+
+    status = 402
+    code = "spend_cap_reached"
+    kind = "insufficient_quota"
 
 
 class NotFound(ApiError):
@@ -122,6 +134,22 @@ class TooLarge(ApiError):
     kind = "invalid_request_error"
 
 
+class UnsupportedEncoding(ApiError):
+    """The body is packed in some way; it would have to be unpacked before anybody could tell how large it is."""
+
+    status = 415
+    code = "encoding_unsupported"
+    kind = "invalid_request_error"
+
+
+class HeadTooLarge(ApiError):
+    """The headers come to more than any client of ours sends."""
+
+    status = 431
+    code = "headers_too_large"
+    kind = "invalid_request_error"
+
+
 class RateLimited(ApiError):
     """The caller's own limit; never the system's."""
 
@@ -132,7 +160,8 @@ class RateLimited(ApiError):
 
 #: For clients that repeat a failed call by themselves (OpenAI's reads it): a repetition is another request and is
 #: billed as one. On every refusal of a call that was, or may have been, accepted.
-NO_RETRY: Mapping[str, str] = {"x-should-retry": "false"}
+SHOULD_RETRY = "x-should-retry"
+NO_RETRY: Mapping[str, str] = {SHOULD_RETRY: "false"}
 
 
 class Unavailable(ApiError):

@@ -5,17 +5,19 @@ The surfaces decode and encode around it; nothing here knows HTTP.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from uuid import UUID
 
+from api.admission.catalogue import Deployment
 from api.admission.gate import Admission, Ask, Gate, refused
 from api.admission.limits import Charge
-from api.admission.versions import Deployment
 from api.errors import NO_RETRY, ApiError, BadInput, DeadlinePassed, ModelFailed, TooLarge, Unavailable
 from api.large_tensors import LargeTensors
+from api.repeated import PASSING, Repeated, nothing_yet, told
 from api.request_log import RequestLog
 from api.results import Results
 from schemas.ids import requested_id
@@ -39,9 +41,14 @@ class Answer:
         charge = self.admission.charge
         return charge.headers if charge is not None else {"Idempotent-Replayed": "true"}
 
+    @property
+    def request_id(self) -> UUID:
+        """The request whose outcome this is: the first one's, of a call that repeats one."""
+        return self.admission.decisions.request_id
+
 
 class Inference:
-    """Runs calls. `instance` names this process to workers."""
+    """Runs calls. `instance` names this process to workers; `gone` is told whose caller hung up before its answer."""
 
     def __init__(
         self,
@@ -51,6 +58,8 @@ class Inference:
         results: Results,
         large: LargeTensors,
         instance: str,
+        repeated: Repeated | None = None,
+        gone: Callable[[UUID, str], None] = lambda _request_id, _customer_id: None,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
         self._gate = gate
@@ -58,6 +67,8 @@ class Inference:
         self._results = results
         self._large = large
         self._instance = instance
+        self._repeated = repeated or Repeated(results)
+        self._gone = gone
         self._now = now
 
     @asynccontextmanager
@@ -67,34 +78,71 @@ class Inference:
         Raises the ApiError that ended the call.
         """
         # Write order; each line says what dying, or failing, right after it costs.
-        # 1 tokens taken in Redis     one request's worth of the caller's rate is lost; nothing was accepted
-        # 2 large inputs in S3        they belong to no request, and expire; nothing was accepted
-        # 3 request on the log, acked accepted: it runs, is billed if it succeeds, and its result can be read by its id.
+        # 1 claim in Postgres, of     nothing was accepted: a repetition takes the claim over, with what was decided,
+        #   calls that can be known   after 3 s
+        #   again
+        # 2 tokens taken in Redis     one request's worth of the caller's rate is lost; nothing was accepted
+        # 3 large inputs in S3        they belong to no request, and expire; nothing was accepted
+        # 4 request on the log, acked accepted: it runs, is billed if it succeeds, and its result can be read by its id.
         #                             When only the acknowledgement is missing the caller is told that it may have been
         #                             accepted, with the id.
-        # 4 result read, and large    nothing: the answer is lost with the connection, the result stays
-        #   outputs from S3
-        async with self._gate.admitted(ask, request_id) as admission:
-            try:
-                finished = await self._finished(admission, traceparent)
-                if finished.outcome is not Outcome.SUCCEEDED:
-                    raise failure(finished)
-                async with self._large.whole(finished, within_s=self._left_s(admission)) as whole:
-                    is_large = self._large.is_large_answer(whole)
-                    yield Answer(admission=admission, finished=whole, is_large=is_large)
-            except ApiError as error:
-                raise refused(error, admission.charge) from None
+        # 5 claim noted as accepted   before: a repetition publishes the request again under the same id: it may run
+        #                             twice, and is billed once
+        # 6 result read, and large    nothing: the answer is lost with the connection, the result stays, and a
+        #   outputs from S3           repetition finds it by its claim
+        # 7 claim noted as answered   before: nothing but that a repetition may come later than it could
+        until: datetime | None = None
+        while True:
+            async with self._gate.admitted(ask, request_id, until=until) as admission:
+                try:
+                    finished = await self._finished(admission, traceparent)
+                    if await self._repeated.comes_anew(admission, request_id, finished):
+                        until = admission.until
+                        continue
+                    if finished is None:
+                        raise nothing_yet(admission)
+                    if finished.outcome is not Outcome.SUCCEEDED:
+                        self._repeated.answered(admission.claim)
+                        raise failure(finished)
+                    async with self._large.whole(finished, within_s=self._left_s(admission)) as whole:
+                        is_large = self._large.is_large_answer(whole)
+                        yield Answer(admission=admission, finished=whole, is_large=is_large)
+                except ApiError as error:
+                    raise refused(told(error, admission), admission.charge) from None
+            return
 
-    async def _finished(self, admission: Admission, traceparent: str | None) -> InferenceFinished:
-        """Publish and wait. Also when the caller goes away meanwhile, nothing of the wait is left."""
-        waiter = self._results.expect(admission.decisions.request_id, admission.caller.customer_id)
+    def answered(self, answer: Answer) -> None:
+        """The whole answer was handed to the caller's connection."""
+        self._repeated.answered(answer.admission.claim)
+
+    async def _finished(self, admission: Admission, traceparent: str | None) -> InferenceFinished | None:
+        """Publish and wait. Also when the caller goes away meanwhile, nothing of the wait is left.
+
+        None: the call repeats one that certainly came to nothing.
+        """
+        waiter = self._results.expect(
+            admission.decisions.request_id, admission.caller.customer_id, admitted_at=admission.admitted_before
+        )
         try:
-            if admission.charge is not None:
-                record = await self._large.hand_in(self._record(admission, admission.charge, traceparent))
-                await self._publish(record, admission.deployment)
+            if admission.charge is None:
+                return await self._repeated.outcome(admission, waiter, within_s=self._left_s(admission))
+            await self._accept(admission, admission.charge, traceparent)
             return await self._results.wait(waiter, within_s=self._left_s(admission))
+        except asyncio.CancelledError:
+            if admission.charge is not None and admission.claim is None:  # nobody can come again for its outcome
+                self._gone(admission.decisions.request_id, admission.caller.customer_id)
+            raise
         finally:
             self._results.forget(waiter)
+
+    async def _accept(self, admission: Admission, charge: Charge, traceparent: str | None) -> None:
+        """Put the request on the log. Raises what publishing raises."""
+        try:
+            record = await self._large.hand_in(self._record(admission, charge, traceparent))
+        except BaseException:
+            self._gate.withdraw(admission.claim)
+            raise
+        await self._repeated.publishing(self._publish(record, admission.deployment), admission.claim)
 
     async def _publish(self, record: InferenceRequested, deployment: Deployment) -> None:
         try:
@@ -106,7 +154,8 @@ class Inference:
             raise Unavailable(f"{words} ({error})", code="large_inputs_away") from error
 
     def _left_s(self, admission: Admission) -> float:
-        return max(0.0, (admission.decisions.deadline_at - self._now()).total_seconds()) + GRACE_S
+        ends = admission.until if admission.charge is None else admission.decisions.deadline_at
+        return max(0.0, (ends - self._now()).total_seconds()) + GRACE_S
 
     def _record(self, admission: Admission, charge: Charge, traceparent: str | None) -> InferenceRequested:
         inputs, deployment, caller = admission.inputs, admission.deployment, admission.caller
@@ -120,7 +169,7 @@ class Inference:
             model=deployment.model,
             version=deployment.version,
             artifact_uri=deployment.artifact_uri,
-            price_id=deployment.price_id,
+            price_id=decided.price_id,
             task=deployment.task,
             inputs=inputs.tensors,
             item_count=inputs.item_count,
@@ -130,6 +179,7 @@ class Inference:
             limiter_time=charge.at,
             limiter_buckets=charge.buckets,
             limiter=charge.mode,
+            reserved_micros=admission.reserved_micros,
         )
 
 
@@ -146,11 +196,10 @@ def failure(finished: InferenceFinished) -> ApiError:
         return BadInput(words, code=code or "cancelled")
     if code in _CALLERS_FAULT:
         return BadInput(words, code=code)
-    if code in _PASSING:
+    if code in PASSING:
         return Unavailable(words, code=code)
     return ModelFailed(words, code=code)
 
 
 # The worker's error codes that say whose fault it was; any other is the model's.
 _CALLERS_FAULT = frozenset({"invalid_input", "result_too_large"})
-_PASSING = frozenset({"unavailable", "input_lost", "input_altered"})  # nothing was billed: the caller may send it again

@@ -1,19 +1,22 @@
-"""API keys as rows: created, rotated, revoked; each change and the fact of it are one transaction.
+"""API keys as rows: created, changed, rotated, revoked; each change and the fact of it are one transaction.
 
 A fact describes the key after the change, never its secret nor anything made from it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 
-from api.admission.keys import MintedKey
+from api.admission.key_shape import MintedKey
+from api.rates import read_limits, write_limits
 from infra.actor import COMMAND_STAMP, Author
 from infra.outbox import add_facts
 from infra.postgres import Connection, queries
-from schemas.facts import KeyChange, KeyChanged
+from schemas.facts import KeyChange, KeyChanged, RateLimit
 from schemas.ids import new_event_id
+from schemas.ranges import MOMENTS
 from schemas.topics import KEYS
 
 
@@ -25,10 +28,14 @@ class NotRotatable(ValueError):
     """The key cannot have a successor; the message says why and what to do instead."""
 
 
+class NotChangeable(ValueError):
+    """The key does not change any more, or not to this; the message says why and what to do instead."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """A key as its row describes it, without what its secret is checked by. Rates in requests and requests per second;
-    `expires_at` and `revoked_at` are None while it has no such moment."""
+    """A key as its rows describe it, without what its secret is checked by. Rates in requests and requests per second;
+    `expires_at` and `revoked_at` are None while it has no such moment; without `models` or `operations` it may all."""
 
     key_id: str
     customer_id: str
@@ -39,6 +46,10 @@ class ApiKey:
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
     replaces_key_id: str | None = None
+    models: tuple[str, ...] = ()
+    operations: tuple[str, ...] = ()
+    limits: tuple[RateLimit, ...] = ()
+    max_concurrent: int | None = None
 
 
 async def create_key(
@@ -50,6 +61,10 @@ async def create_key(
     requests_per_s: int,
     burst: int,
     lifetime: timedelta | None,
+    models: tuple[str, ...] = (),
+    operations: tuple[str, ...] = (),
+    limits: tuple[RateLimit, ...] = (),
+    max_concurrent: int | None = None,
     by: Author,
 ) -> ApiKey:
     """A key of this customer, from now on and for `lifetime`; None: for good."""
@@ -63,6 +78,10 @@ async def create_key(
             burst=burst,
             created_at=now,
             expires_at=None if lifetime is None else now + lifetime,
+            models=models,
+            operations=operations,
+            limits=limits,
+            max_concurrent=max_concurrent,
         )
         await _insert(connection, made, minted)
         await _tell(connection, [(made, KeyChange.CREATED)], at=now, by=by)
@@ -72,15 +91,15 @@ async def create_key(
 async def rotate_key(
     connection: Connection, key_id: str, minted: MintedKey, *, overlap: timedelta, by: Author
 ) -> tuple[ApiKey, ApiKey]:
-    """The key, which now ends after `overlap` unless it ends before, and its successor of the same label and limits.
+    """The key, which now ends after `overlap` unless it ends before, and its successor of the same label, scope and
+    limits.
 
     The successor lives as long as the key was given at first. Raises NoSuchKey, NotRotatable.
     """
-    sql = queries("api")
     async with connection.transaction():
         old = await _locked(connection, key_id)
         now = await _now(connection)
-        successor = await connection.fetchval(sql["successor"], key_id)
+        successor = await connection.fetchval(queries("api")["successor"], key_id)
         if successor is not None:
             raise NotRotatable(f"key {key_id} was rotated before; rotate its successor {successor} instead")
         if old.revoked_at is not None or (old.expires_at is not None and old.expires_at <= now):
@@ -89,6 +108,11 @@ async def rotate_key(
         ends = now + overlap
         ending = replace(old, expires_at=ends if old.expires_at is None else min(old.expires_at, ends))
         lifetime = None if old.expires_at is None else old.expires_at - old.created_at
+        if lifetime is not None and lifetime > MOMENTS.high - now:
+            raise NotRotatable(
+                f"a successor of key {key_id} would live {lifetime.days} days as it does, past the year 2199; "
+                f"give the key an earlier end first:  inferlog keys expire {key_id} --in 365d"
+            )
         made = replace(
             old,
             key_id=minted.key_id,
@@ -96,10 +120,36 @@ async def rotate_key(
             expires_at=None if lifetime is None else now + lifetime,
             replaces_key_id=key_id,
         )
-        await connection.execute(sql["expire_key"], key_id, ending.expires_at)
+        await _update(connection, ending)
         await _insert(connection, made, minted)
         await _tell(connection, [(ending, KeyChange.ROTATED), (made, KeyChange.CREATED)], at=now, by=by)
     return ending, made
+
+
+async def change_key(
+    connection: Connection, key_id: str, kind: KeyChange, change: Callable[[ApiKey, datetime], ApiKey], *, by: Author
+) -> tuple[ApiKey, bool]:
+    """The key after `change`, which is given it and the time, and whether that was another one; when it was not, there
+    is no fact.
+
+    Changes of one key take turns, so `change` sees all that came before it. Raises NoSuchKey, NotChangeable for a
+    revoked one, and what `change` raises.
+    """
+    async with connection.transaction():
+        found = await _locked(connection, key_id)
+        if found.revoked_at is not None:
+            raise NotChangeable(
+                f"key {key_id} is revoked; make a new one with  inferlog keys create {found.customer_id}"
+            )
+        now = await _now(connection)
+        wanted = change(found, now)
+        if wanted == found:
+            return found, False
+        await _update(connection, wanted)
+        if wanted.limits != found.limits:
+            await write_limits(connection, wanted.customer_id, key_id, wanted.limits)
+        await _tell(connection, [(wanted, kind)], at=now, by=by)
+    return wanted, True
 
 
 async def revoke_key(connection: Connection, key_id: str, *, by: Author) -> ApiKey:
@@ -120,13 +170,27 @@ async def _locked(connection: Connection, key_id: str) -> ApiKey:
     row = await connection.fetchrow(queries("api")["lock_key"], key_id)
     if row is None:
         raise NoSuchKey(f"there is no key with the id '{key_id}'; see  inferlog keys list")
-    return ApiKey(**row)
+    lists = {"models": tuple(row["models"]), "operations": tuple(row["operations"])}
+    return ApiKey(**{**row, **lists, "limits": await read_limits(connection, row["customer_id"], key_id)})
 
 
 async def _now(connection: Connection) -> datetime:
     """The server's time, asked for under the lock, so that the times of a key's facts follow their order."""
     now: datetime = await connection.fetchval(queries("api")["now"])
     return now
+
+
+async def _update(connection: Connection, key: ApiKey) -> None:
+    await connection.execute(
+        queries("api")["update_key"],
+        key.key_id,
+        key.requests_per_s,
+        key.burst,
+        key.max_concurrent,
+        key.models,
+        key.operations,
+        key.expires_at,
+    )
 
 
 async def _insert(connection: Connection, key: ApiKey, minted: MintedKey) -> None:
@@ -138,16 +202,21 @@ async def _insert(connection: Connection, key: ApiKey, minted: MintedKey) -> Non
         key.label,
         key.requests_per_s,
         key.burst,
+        key.max_concurrent,
+        key.models,
+        key.operations,
         key.created_at,
         key.expires_at,
         key.replaces_key_id,
     )
+    if key.limits:
+        await write_limits(connection, key.customer_id, key.key_id, key.limits)
 
 
 async def _tell(connection: Connection, changes: list[tuple[ApiKey, KeyChange]], *, at: datetime, by: Author) -> None:
     facts = []
     for key, change in changes:
-        described = asdict(key)
+        described = asdict(key) | {"limits": key.limits}
         del described["created_at"]
         fact = KeyChanged(
             event_id=new_event_id(), occurred_at=at, change=change, actor=by.actor, reason=by.reason, **described

@@ -1,4 +1,6 @@
-"""`inferlog keys`: who may call. Keys are made, rotated with an overlap and revoked in Postgres, each with its fact."""
+"""`inferlog keys`: who may call. Keys are made, changed, rotated with an overlap and revoked in Postgres, each
+change with its fact.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +11,38 @@ from typing import Any, TypeVar
 
 import click
 
-from api.admission.keys import mint
-from api.console import RATE, duration, find_customer, in_postgres, say, table
+from api.admission.caller import OPERATIONS
+from api.admission.key_shape import mint
+from api.console import RATE, duration, find_customer, in_postgres, require_models, say, table
+from api.key_changes_commands import MODELS, OPERATION_NAMES, expire, limits, scope
 from api.keyring import ApiKey, NoSuchKey, NotRotatable, create_key, revoke_key, rotate_key
+from api.limit_options import LIMIT, require_distinct, require_of_a_key, shown
+from api.rates import all_limits
 from infra.actor import Author, authored
 from infra.postgres import Connection, queries
 from infra.redis import RedisError, open_redis
 from infra.settings import OperatorSettings, operator_settings
+from schemas.facts import RateLimit
 from schemas.keys import RedisKeys
 
 T = TypeVar("T")
 
 # As long as a customer's name may be.
 _LONGEST_LABEL = 100
+_LISTED = (
+    "key_id", "customer_id", "customer", "label", "requests_per_s", "burst", "created_at", "expires_at", "revoked_at",
+    "replaces_key_id",
+)  # fmt: skip
 
 
 @click.group(epilog="Example:  inferlog keys create acme --label laptop")
 def keys() -> None:
-    """Create, list, rotate and revoke API keys."""
+    """Create, list, scope, limit, rotate and revoke API keys."""
+
+
+keys.add_command(scope)
+keys.add_command(limits)
+keys.add_command(expire)
 
 
 @keys.command(
@@ -36,6 +52,12 @@ def keys() -> None:
 @click.option("--label", default="", help="What the key is for; shown in lists and kept in its facts.")
 @click.option("--requests-per-s", type=RATE, help="Rate of this key; the customer's when not given.")
 @click.option("--burst", type=RATE, help="Requests this key may make at once; the customer's when not given.")
+@click.option("--models", type=MODELS, default=(), help="Models it may call, with commas; all when not given.")
+@click.option(
+    "--operations", type=OPERATION_NAMES, default=(), help=f"Some of {', '.join(OPERATIONS)}; all if not given."
+)
+@click.option("--limit", "limits_", type=LIMIT, multiple=True, help="UNIT=AMOUNT/WINDOW[,burst=N]; repeatable.")
+@click.option("--max-concurrent", type=RATE, help="Unfinished requests it may have at once.")
 @click.option("--expires-in", help="Lifetime like 12h or 90d; without it the key does not expire.")
 @authored()
 @click.option("--json", "as_json", is_flag=True, help="Print the key as one JSON object.")
@@ -44,6 +66,10 @@ def create(
     label: str,
     requests_per_s: int | None,
     burst: int | None,
+    models: tuple[str, ...],
+    operations: tuple[str, ...],
+    limits_: tuple[RateLimit, ...],
+    max_concurrent: int | None,
     expires_in: str | None,
     by: Author,
     as_json: bool,
@@ -53,12 +79,15 @@ def create(
         raise click.UsageError(
             f"--label: expected at most {_LONGEST_LABEL} characters, none of them a control character or a line end"
         )
+    require_distinct(limits_)
+    require_of_a_key(limits_)
     settings = operator_settings()
     lifetime = None if expires_in is None else duration("--expires-in", expires_in)
     minted = mint(settings.environment)
 
     async def insert(connection: Connection) -> ApiKey:
         owner = await find_customer(connection, customer)
+        await require_models(connection, "--models", models)
         return await create_key(
             connection,
             minted,
@@ -67,6 +96,10 @@ def create(
             requests_per_s=requests_per_s or owner["requests_per_s"],
             burst=burst or owner["burst"],
             lifetime=lifetime,
+            models=models,
+            operations=operations,
+            limits=limits_,
+            max_concurrent=max_concurrent,
             by=by,
         )
 
@@ -82,9 +115,28 @@ def list_keys(customer: str | None, as_json: bool) -> None:
 
     async def read(connection: Connection) -> list[dict[str, Any]]:
         customer_id = None if customer is None else (await find_customer(connection, customer))["customer_id"]
-        return [dict(r) for r in await connection.fetch(queries("api")["keys"], customer_id)]
+        return await _read(connection, customer_id, None)
 
-    table(in_postgres(operator_settings(), read), as_json=as_json)
+    rows = in_postgres(operator_settings(), read)
+    table([row if as_json else {name: row[name] for name in _LISTED} for row in rows], as_json=as_json)
+
+
+@keys.command("show", epilog="Example:  inferlog keys show 4k7q0m2x9abc --json")
+@click.argument("key_id")
+@click.option("--json", "as_json", is_flag=True, help="Print the key as one JSON object.")
+def show(key_id: str, as_json: bool) -> None:
+    """Show one key: whose it is, what it may do, its limits and its end. Its secret is not stored."""
+    rows = in_postgres(operator_settings(), lambda c: _read(c, None, key_id))
+    if not rows:
+        raise click.ClickException(f"there is no key with the id '{key_id}'; see  inferlog keys list")
+    words = {
+        **rows[0],
+        "models": ", ".join(rows[0]["models"]) or "all",
+        "operations": ", ".join(rows[0]["operations"]) or "all",
+        "limits": shown([RateLimit(**limit) for limit in rows[0]["limits"]]),
+    }
+    lines = (f"{name:>15}  {'' if value is None else value}".rstrip() for name, value in words.items())
+    say(rows[0], "\n".join(lines), as_json=as_json)
 
 
 @keys.command("rotate", epilog="Example:  inferlog keys rotate 4k7q0m2x9abc --overlap 24h --reason 'yearly change'")
@@ -93,7 +145,7 @@ def list_keys(customer: str | None, as_json: bool) -> None:
 @authored()
 @click.option("--json", "as_json", is_flag=True, help="Print the successor as one JSON object.")
 def rotate(key_id: str, overlap: str, by: Author, as_json: bool) -> None:
-    """Make a successor of a key, with its label, limits and lifetime; the old key ends after the overlap.
+    """Make a successor of a key, with its label, scope, limits and lifetime; the old key ends after the overlap.
 
     The successor's secret is shown once. For a key that has leaked, create another and revoke it instead.
     """
@@ -116,16 +168,17 @@ def revoke(key_id: str, by: Author, as_json: bool) -> None:
     """Revoke a key for good; every gateway refuses it within a second. May be repeated."""
     settings = operator_settings()
     # Write order; each line says what dying right after it costs.
-    # 1 Postgres: revoked_at and its fact   the key still works where it was looked up in the last 5 s, then nowhere;
-    #                                       running the command again finishes the work
-    # 2 Redis: revoked set                  nothing; every gateway refuses the key at its next call
+    # 1 Postgres: revoked_at and its fact   nothing; every gateway reads it within a second, refuses the key, and puts
+    #                                       it into the set
+    # 2 Redis: revoked set                  nothing; every gateway refuses the key at its next call, also one that does
+    #                                       not hear from Postgres
     revoked = _change(settings, lambda c: revoke_key(c, key_id, by=by))
     try:
         asyncio.run(_add_revoked(settings, revoked.customer_id, key_id))
     except RedisError as error:
         raise click.ClickException(
-            f"key {key_id} is revoked, but Redis does not answer ({error}): gateways that looked it up go on for up to "
-            "5 s; run the command again to be sure"
+            f"key {key_id} is revoked, but Redis does not answer ({error}): gateways that hear from Postgres refuse it "
+            "within a second, others may admit it for 30 s; run the command again to be sure"
         ) from error
     done = {"key_id": key_id, "customer_id": revoked.customer_id, "revoked_at": revoked.revoked_at}
     say(done, f"{key_id} is revoked", as_json=as_json)
@@ -146,6 +199,14 @@ def _shown_once(made: ApiKey, secret: str) -> dict[str, Any]:
 
 def _keep(made: ApiKey) -> str:
     return f"Keep it: it is not stored and cannot be shown again (id {made.key_id})."
+
+
+async def _read(connection: Connection, customer_id: str | None, key_id: str | None) -> list[dict[str, Any]]:
+    rows = [dict(r) for r in await connection.fetch(queries("api")["keys"], customer_id, key_id)]
+    limits_ = await all_limits(connection, rows[0]["customer_id"] if key_id is not None and rows else customer_id)
+    for row in rows:
+        row["limits"] = [asdict(limit) for limit in limits_.get((row["customer_id"], row["key_id"]), [])]
+    return rows
 
 
 async def _add_revoked(settings: OperatorSettings, customer_id: str, key_id: str) -> None:

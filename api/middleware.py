@@ -1,6 +1,7 @@
 """Around every call: its request id and trace context, and errors written in the shape of the surface it came by.
 
-Its connection is told when the call begins and ends, and calls of strangers take turns.
+Its connection is told when the call begins and ends, calls of strangers take turns, and what is left of a question when
+it is answered is not read.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from aiohttp.typedefs import Handler
 from api.errors import (
     ApiError,
     BadInput,
+    HeadTooLarge,
     MethodNotAllowed,
     NotFound,
     Surface,
@@ -27,6 +29,7 @@ from api.errors import (
 )
 from api.services import CONNECTIONS, REQUEST_ID, STRANGERS, TRACEPARENT
 from api.strangers import Refused, peer_of
+from api.surfaces.http import drop_body
 from schemas.ids import new_request_id
 
 logger = logging.getLogger(__name__)
@@ -36,6 +39,11 @@ _PATHS = "POST /v1/embeddings, POST /v2/models/<model>/infer, GET /v1/models, GE
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
+#: What a call's headers may come to; the usual ones are below 1 KiB.
+MOST_HEAD_BYTES = 32 * 1024
+#: Colon, space and line end.
+_HEADER_MARKS = 4
+
 #: Asked without a key by whoever supervises this process.
 _HEALTH_PATHS = frozenset({"/healthz", "/readyz", "/v2", "/v2/health/live", "/v2/health/ready"})
 
@@ -44,11 +52,18 @@ _HEALTH_PATHS = frozenset({"/healthz", "/readyz", "/v2", "/v2/health/live", "/v2
 async def connected(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Outermost: tell the call's connection that its head is there, and that it is answered."""
     connections, transport = request.app[CONNECTIONS], request.transport
-    connections.asked(transport)
+    connections.asked(transport, head_size_bytes(request) + len(request.path_qs))
     try:
-        return await handler(request)
+        response = await handler(request)
     finally:
-        connections.answered(transport)
+        drop_body(request)
+        if request.content.is_eof():
+            connections.answered(transport)
+        else:
+            connections.leaving(transport)
+    if not request.content.is_eof():
+        response.force_close()  # whatever else comes of the body is no question
+    return response
 
 
 @web.middleware
@@ -81,9 +96,13 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
     traceparent = request.headers.get("traceparent")
     request[TRACEPARENT] = traceparent if traceparent and _TRACEPARENT.fullmatch(traceparent) else None
     try:
+        if (head_bytes := head_size_bytes(request)) > MOST_HEAD_BYTES:
+            raise HeadTooLarge(f"the headers come to {head_bytes} bytes, at most {MOST_HEAD_BYTES} are taken")
         response = await handler(request)
     except Exception as raised:
         error = as_api_error(raised)
+        if error.request_id is not None:
+            request[REQUEST_ID] = request_id = error.request_id
         if error.status == 500 and not isinstance(raised, ApiError):
             fields = {"request_id": request_id, "method": request.method, "path": request.path}
             logger.exception("a call failed for a reason nobody foresaw", extra={"fields": fields})
@@ -91,10 +110,15 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
         response = web.Response(
             body=orjson.dumps(document), status=error.status, headers={**error.headers, "Content-Type": content_type}
         )
-        if isinstance(error, Refused) and error.hang_up:
+        if isinstance(error, HeadTooLarge) or (isinstance(error, Refused) and error.hang_up):
             response.force_close()
-    response.headers.update(marks(request_id))
+    response.headers.update(marks(request[REQUEST_ID]))
     return response
+
+
+def head_size_bytes(request: web.Request) -> int:
+    """What the headers of a call take, as they were sent."""
+    return sum(len(name) + len(value) + _HEADER_MARKS for name, value in request.raw_headers)
 
 
 def marks(request_id: UUID) -> dict[str, str]:

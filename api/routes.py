@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from api.surfaces import oip, openai, operations, schema_candidates, schema_registry, usage
+from api.surfaces import oip, openai, operations, requests, schema_candidates, schema_registry, usage
 
 ROUTES = (
     # Open Inference Protocol; paths are tried in this order, so the busiest ones come first
@@ -23,6 +23,7 @@ ROUTES = (
     web.get("/v1/models/{id}", openai.model),
     # Customers
     web.get("/v1/usage", usage.usage),
+    web.get("/v1/requests/{id}", requests.request_status),
     # Analysts' tools: under /registry, as Confluent's registry answers
     *schema_registry.READS,
     *schema_candidates.CHECKS,

@@ -9,10 +9,13 @@ from aiohttp import web
 from api.admission.deadlines import Queues
 from api.admission.gate import Gate
 from api.admission.versions import Versions
+from api.bodies import Bodies
 from api.connections import Connections
 from api.health import Health
 from api.inference import Inference
+from api.large_tensors import LargeTensors
 from api.registry_catalogue import Catalogue
+from api.request_status import RequestStatus
 from api.strangers import Strangers
 from api.turns import Turns
 from infra.postgres import Pool
@@ -21,6 +24,8 @@ from infra.settings import ApiSettings
 SETTINGS = web.AppKey("settings", ApiSettings)
 GATE = web.AppKey("gate", Gate)
 INFERENCE = web.AppKey("inference", Inference)
+LARGE = web.AppKey("large", LargeTensors)
+REQUESTS = web.AppKey("requests", RequestStatus)
 QUEUES = web.AppKey("queues", Queues)
 HEALTH = web.AppKey("health", Health)
 VERSIONS = web.AppKey("versions", Versions)
@@ -28,6 +33,7 @@ CATALOGUE = web.AppKey("catalogue", Catalogue)
 TURNS = web.AppKey("turns", Turns)
 STRANGERS = web.AppKey("strangers", Strangers)
 CONNECTIONS = web.AppKey("connections", Connections)
+BODIES = web.AppKey("bodies", Bodies)
 LEDGER = web.AppKey("ledger", Pool)
 
 REQUEST_ID = web.RequestKey("request_id", UUID)

@@ -20,13 +20,16 @@ from typing import Any
 import click
 import uvloop
 
-from api.admission.keys import mint
+from api.admission.key_shape import mint
+from api.customers import create_customer
+from api.keyring import create_key
 from benchmarks.load import Run, closed_loop, http_request, open_loop
 from benchmarks.meters import cpu_seconds, memory_mb
 from docs.demo import digits
 from docs.demo.shell import inferlog, inferlog_json, say
+from infra.actor import Author
 from infra.local.stack import Stack
-from infra.postgres import connect, queries
+from infra.postgres import connect
 from infra.settings import operator_settings
 
 PARTS = ("api", "worker", "streams", "kafka", "valkey", "postgres", "s3")
@@ -78,16 +81,15 @@ def _prepare(home: Path, customers: int) -> dict[str, str]:
 
 async def _make_customers(customers: int) -> dict[str, str]:
     settings = operator_settings()
-    sql = queries("api")
+    by = Author(actor="bench")
     keys = {}
     connection = await connect(settings.postgres)
     try:
         for number in range(customers):
             customer_id, key = f"cust_bench{number:04d}", mint(settings.environment)
-            await connection.execute(sql["insert_customer"], customer_id, f"bench {number}", 1_000_000, 100_000)
-            await connection.execute(
-                sql["insert_key"], key.key_id, customer_id, key.secret_sha256, "bench", 1_000_000, 100_000, None
-            )
+            rates = {"requests_per_s": 1_000_000, "burst": 100_000}
+            await create_customer(connection, customer_id=customer_id, name=f"bench {number}", by=by, **rates)
+            await create_key(connection, key, customer_id=customer_id, label="bench", lifetime=None, by=by, **rates)
             keys[customer_id] = key.secret
     finally:
         await connection.close()

@@ -29,9 +29,9 @@ from schemas.codec import encode
 from schemas.ids import usage_id
 from schemas.records import UsageRecorded
 from schemas.topics import USAGE
-from streams.ledger.dead_letters import RawRecord
 from streams.ledger.delivery import Delivery
 from streams.ledger.pruner import Pruner
+from streams.ledger.raw import RawRecord
 from streams.ledger.sorting import SortedBatch
 from streams.ledger.tables import Ledger
 

@@ -32,3 +32,27 @@ SELECT pg_table_size('processed_requests') AS table_bytes, pg_indexes_size('proc
 -- name: complete
 INSERT INTO usage_watermarks (consumer_group, topic, partition, complete_until, seen_at)
 SELECT $1, $2, partition, now(), now() FROM generate_series(0, $3::int - 1) AS partition
+
+-- Of `make bench-scale`: customers, keys and versions in bulk, as the commands would have left them.
+
+-- name: scale_customers
+INSERT INTO customers (customer_id, name, requests_per_s, burst, created_at)
+SELECT id, id, 100000, 100000, $2 FROM unnest($1::text[]) AS id
+
+-- name: scale_keys
+INSERT INTO api_keys (key_id, customer_id, secret_sha256, label, requests_per_s, burst, created_at)
+SELECT key_id, customer_id, secret_sha256, 'bench', 100000, 100000, $4
+FROM unnest($1::text[], $2::text[], $3::bytea[]) AS made (key_id, customer_id, secret_sha256)
+
+-- name: scale_models
+INSERT INTO models (model, task) SELECT model, 'TENSORS' FROM unnest($1::text[]) AS model
+
+-- name: scale_versions
+INSERT INTO model_versions (version, model, manifest, artifact_uri, created_at, warmed_up_at)
+SELECT version, model, manifest, 's3://inferlog/sha256/' || version || '/', $4, $4
+FROM unnest($1::text[], $2::text[], $3::text[]) AS made (version, model, manifest)
+
+-- name: scale_routes
+INSERT INTO route_revisions (model, revision, change, effective_at, version, pool, spread, price_id, actor, made_at)
+SELECT model, 1, 'ROUTED', $3, version, 'default', 2, 'standard-v1', 'bench', $3
+FROM unnest($1::text[], $2::text[]) AS made (model, version)

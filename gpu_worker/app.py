@@ -24,6 +24,7 @@ from aiohttp import web
 from gpu_worker import runner
 from gpu_worker.batching import Limits
 from gpu_worker.blame import Blame
+from gpu_worker.cancellations import open_cancellations
 from gpu_worker.claims import KEEP_WITHIN_S, LargeTensors
 from gpu_worker.device import Device
 from gpu_worker.health import Health
@@ -112,6 +113,7 @@ async def serve(settings: WorkerSettings) -> None:
         outcomes = KafkaRedisOutcomes(
             producer, redis, large, blame, namespace=settings.kafka.namespace, result_ttl_s=settings.result_ttl_s
         )
+        cancellations = await stack.enter_async_context(open_cancellations(settings.kafka))
         worker = Worker(
             name=settings.worker,
             inbox=inbox,
@@ -122,8 +124,11 @@ async def serve(settings: WorkerSettings) -> None:
             clock=time.time,
             blame=blame,
             suspects=Suspects(settings.cache_dir / _SUSPECTS_FILE),
+            is_cancelled=cancellations.includes,
         )
-        health.watch(worker=worker, inbox=inbox, outcomes=outcomes, redis=redis, check=check)
+        health.watch(
+            worker=worker, inbox=inbox, outcomes=outcomes, redis=redis, check=check, cancellations=cancellations
+        )
         # What was imported lives as long as the process; looking through it for garbage again and again
         # costs more than some of the work.
         gc.collect()

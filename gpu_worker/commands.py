@@ -1,34 +1,27 @@
-"""`inferlog worker` and `inferlog models publish|list|route`."""
+"""`inferlog worker` and `inferlog models publish|list`; the commands about routes are in `route_commands`."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
-from collections.abc import Coroutine
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from gpu_worker import publish as publishing
 from gpu_worker import registry
-from gpu_worker.bundle import BundleError, read_bundle
+from gpu_worker.bundle import read_bundle
+from gpu_worker.console import check_name, rerouted_row, rerouted_words, to_the_end
 from gpu_worker.publish import Published
-from gpu_worker.registry import PublishConflict, Rerouted, Route, RouteWish
+from gpu_worker.route_commands import alias, rollback, route, routes, unschedule
+from gpu_worker.routing import RouteWish, wanted
 from infra.actor import Author, authored
-from infra.kafka import BusUnavailable
-from infra.postgres import is_outage, open_connection, queries
-from infra.s3 import Store, StoreUnavailable
+from infra.postgres import open_connection, queries
+from infra.s3 import Store
 from infra.settings import OperatorSettings, operator_settings
 from schemas.manifest import artifact_prefix
-from schemas.topics import require_pool_name
-
-T = TypeVar("T")
-
-_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 @click.command(epilog="Example:  INFERLOG_POOL=default INFERLOG_DEVICE=cpu inferlog worker")
@@ -74,23 +67,23 @@ def publish(
 
     Publishing the same bytes again changes nothing. A new version and a changed route are each a fact on the log.
     """
-    _check_name(name, pool)
+    check_name(name, pool)
     wish = RouteWish(pool=pool, spread=spread, price_id=price) if route else None
-    done = _run(_publish(operator_settings(), name, folder, wish, by, quiet=as_json))
+    done = to_the_end(_publish(operator_settings(), name, folder, wish, by, quiet=as_json))
     if as_json:
         click.echo(json.dumps(_published_row(done)))
     else:
         said = "published" if done.created else "already published, nothing stored;"
         click.echo(f"{name}: {said} version {done.version} ({done.size_bytes / 1e6:.1f} MB)")
         if done.rerouted is not None:
-            click.echo(f"{name}: {_route_words(done.rerouted)}")
+            click.echo(f"{name}: {rerouted_words(done.rerouted)}")
 
 
 @models.command(name="list", epilog="Example:  inferlog models list --json")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 def list_models(as_json: bool) -> None:
     """List every version; the one a model's requests go to is marked with its pool."""
-    rows = _run(_list(operator_settings()))
+    rows = to_the_end(_list(operator_settings()))
     if as_json:
         click.echo(json.dumps(rows))
         return
@@ -103,32 +96,6 @@ def list_models(as_json: bool) -> None:
         click.echo(
             f"{row['model']:<20} {row['version'][:12]:<14} {row['task']:<11} {row['published_at'][:16]:<17} {where}"
         )
-
-
-@models.command(epilog="Example:  inferlog models route digits 3fa1b2")
-@click.argument("name")
-@click.argument("version")
-@click.option("--pool", default=None, help="Worker pool that serves it; unchanged when left out.")
-@click.option("--spread", default=None, type=click.IntRange(1, 8), help="Partitions it uses; unchanged when left out.")
-@click.option("--price", default=None, help="Price list entry its requests are billed by; unchanged when left out.")
-@authored()
-@click.option("--json", "as_json", is_flag=True, help="Print the route as one JSON object.")
-def route(
-    name: str, version: str, pool: str | None, spread: int | None, price: str | None, by: Author, as_json: bool
-) -> None:
-    """Send model NAME's new requests to VERSION (its hash or the first digits of it).
-
-    Requests already admitted keep the version they were admitted with. A route that changes is a fact on the log.
-    """
-    _check_name(name, pool)
-    if not re.fullmatch("[0-9a-fA-F]{4,64}", version):
-        raise click.BadParameter("expected 4 to 64 hex digits", param_hint="VERSION")
-    wish = RouteWish(pool=pool, spread=spread, price_id=price)
-    done = _run(_route(operator_settings(), name, version, wish, by))
-    if as_json:
-        click.echo(json.dumps({"model": name, **_route_row(done)}))
-    else:
-        click.echo(f"{name}: {_route_words(done)}")
 
 
 async def _publish(
@@ -147,8 +114,7 @@ async def _publish(
         # What takes a moment to ask comes before what takes minutes.
         await registry.require_registrable(connection, name, manifest, wish)
         if wish is not None:
-            now = await registry.current_route(connection, name)
-            await publishing.require_pool(settings.kafka, registry.wished(now, manifest.version, wish).pool)
+            await publishing.require_pool(settings.kafka, (await wanted(connection, name, manifest.version, wish)).pool)
         if not await publishing.is_published(connection, store, name, manifest):
             await asyncio.to_thread(publishing.require_runnable, folder, manifest, progress)
             # 1 files and manifest into S3, 2 rows and facts into Postgres: what dying between them costs is said there.
@@ -173,65 +139,12 @@ async def _list(settings: OperatorSettings) -> list[dict[str, Any]]:
     return found
 
 
-async def _route(settings: OperatorSettings, name: str, prefix: str, wish: RouteWish, by: Author) -> Rerouted:
-    async with open_connection(settings.postgres) as connection:
-        version = await registry.find_version(connection, name, prefix)
-        now = await registry.current_route(connection, name)
-        # Asked before the lock is taken. Should the route move meanwhile, whoever moved it has asked for its pool.
-        await publishing.require_pool(settings.kafka, registry.wished(now, version, wish).pool)
-        return await registry.reroute(connection, name, version, wish, by=by)
-
-
 def _published_row(done: Published) -> dict[str, Any]:
     row = {"model": done.model, "version": done.version, "created": done.created, "size_bytes": done.size_bytes}
     # `version` is that of the bundle, which a route that was wished for names too.
-    route = {"route_changed": False} if done.rerouted is None else _route_row(done.rerouted)
+    route = {"route_changed": False} if done.rerouted is None else rerouted_row(done.rerouted)
     return {**row, "routed": done.rerouted is not None, **route}
 
 
-def _route_row(done: Rerouted) -> dict[str, Any]:
-    previous = None if done.before is None else asdict(done.before)
-    return {**asdict(done.route), "route_changed": done.changed, "previous_route": previous}
-
-
-def _route_words(done: Rerouted) -> str:
-    """The route, and of the one before what is otherwise now."""
-    now, before = _terms(done.route), {} if done.before is None else _terms(done.before)
-    words = f"routed to {', '.join(now.values())}"
-    if not done.changed:
-        return f"already {words}"
-    was = [text for term, text in before.items() if text != now[term]]
-    return f"{words} (was {', '.join(was)})" if was else words
-
-
-def _terms(route: Route) -> dict[str, str]:
-    return {
-        "version": f"version {route.version}",
-        "pool": f"pool '{route.pool}'",
-        "spread": f"spread {route.spread}",
-        "price": f"price '{route.price_id}'",
-    }
-
-
-def _check_name(name: str, pool: str | None) -> None:
-    if not _MODEL_NAME.fullmatch(name):
-        raise click.BadParameter("expected 1 to 100 letters, digits, '.', '_' and '-'", param_hint="NAME")
-    if pool is not None:
-        try:
-            require_pool_name(pool)
-        except ValueError as error:
-            raise click.BadParameter(str(error), param_hint="--pool") from error
-
-
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    """Run to the end; expected failures become one line instead of a traceback."""
-    try:
-        return asyncio.run(work)
-    except (BundleError, PublishConflict, StoreUnavailable) as error:
-        raise click.ClickException(str(error)) from error
-    except BusUnavailable as error:
-        raise click.ClickException(f"Kafka does not answer: {error}") from error
-    except Exception as error:
-        if is_outage(error):
-            raise click.ClickException(f"Postgres is away: {error or type(error).__name__}") from error
-        raise
+for command in (route, routes, rollback, unschedule, alias):
+    models.add_command(command)

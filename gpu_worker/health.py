@@ -9,6 +9,7 @@ import asyncio
 import time
 from typing import Any
 
+from gpu_worker.cancellations import Cancellations
 from gpu_worker.inbox import Inbox
 from gpu_worker.outcomes import KafkaRedisOutcomes
 from gpu_worker.worker import Worker
@@ -30,11 +31,20 @@ class Health:
         self._outcomes: KafkaRedisOutcomes | None = None
         self._redis: Redis | None = None
         self._check: ClaimCheck | None = None
+        self._cancellations = Cancellations()
 
     def watch(
-        self, *, worker: Worker, inbox: Inbox, outcomes: KafkaRedisOutcomes, redis: Redis, check: ClaimCheck
+        self,
+        *,
+        worker: Worker,
+        inbox: Inbox,
+        outcomes: KafkaRedisOutcomes,
+        redis: Redis,
+        check: ClaimCheck,
+        cancellations: Cancellations,
     ) -> None:
         """From now on answer for these."""
+        self._cancellations = cancellations
         self._worker, self._inbox, self._outcomes, self._redis, self._check = worker, inbox, outcomes, redis, check
 
     async def alive(self) -> list[str]:
@@ -71,9 +81,9 @@ class Health:
         """Counters since the start, and what is amiss that small requests do not notice."""
         if self._worker is None or self._outcomes is None or self._inbox is None or self._check is None:
             return {}
-        trouble = self._check.trouble()
+        degraded = {"S3": self._check.trouble(), "cancellations": self._cancellations.trouble()}
         counts = {**self._worker.counts, **self._outcomes.counts, **self._check.counts}
         return {
-            "counts": {**counts, "set_aside": self._inbox.set_aside},
-            "degraded": [] if trouble is None else [f"S3: {trouble}"],
+            "counts": {**counts, **self._cancellations.counts, "set_aside": self._inbox.set_aside},
+            "degraded": [f"{part}: {why}" for part, why in degraded.items() if why is not None],
         }

@@ -220,8 +220,8 @@ class KafkaRedisOutcomes:
             except RedisError as error:
                 self.counts["cache_failures"] += 1
                 if wait_s is None:
-                    # Whoever waits for these waits in vain, since the gateway does not read the log yet; the
-                    # results stand and are billed. A worker that stopped here would keep everybody else waiting.
+                    # Whoever waits for these is answered from the log, later. A worker that stopped here would keep
+                    # everybody else waiting.
                     self.counts["results_not_cached"] += len(encoded)
                     fields = {"results": len(encoded), "reason": repr(error)}
                     log.error("results not cached, the log has them", extra={"fields": fields})

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpu_worker.bundle import BundleError
 from gpu_worker.errors import MachineError, ModelError
-from gpu_worker.registry import PublishConflict, Rerouted
+from gpu_worker.routing import PublishConflict, Rerouted
 from infra.kafka_admin import open_admin
 from infra.postgres import Connection, queries
 from infra.s3 import ObjectMissing, Store

@@ -1,60 +1,23 @@
-"""Models, versions and routes as rows of the registry; each change and the fact of it are one transaction.
+"""Models and versions as rows of the registry; each change and the fact of it are one transaction.
 
-Changes of one model take turns by a lock on its row, so a RouteChanged names the version that really answered before,
-and a model's facts stand in the order of its changes.
+Changes of one model take turns by a lock on its row, so a model's facts stand in the order of its changes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from gpu_worker.routing import PublishConflict, Rerouted, RouteWish, add_route_facts, set_route
 from infra.actor import COMMAND_STAMP, Author
 from infra.outbox import add_facts
-from infra.postgres import Connection, Record, queries
+from infra.postgres import Connection, queries
 from schemas.facts import ModelPublished, RouteChanged
 from schemas.ids import new_event_id
 from schemas.manifest import Manifest
-from schemas.topics import DEFAULT_POOL, MODELS, ROUTES
-
-_SPREAD = 2
-_PRICE = "standard-v1"
-
-
-class PublishConflict(ValueError):
-    """What is to be published contradicts what is there; the message says what and where."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouteWish:
-    """What a route should become; None leaves it as it is, and takes the default where there is no route yet."""
-
-    pool: str | None = None
-    spread: int | None = None
-    price_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """Where a model's requests go: `spread` partitions of a pool's topic, at a price."""
-
-    version: str
-    pool: str
-    spread: int
-    price_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rerouted:
-    """Where a model's requests go now, and where they went before; None when they went nowhere."""
-
-    route: Route
-    before: Route | None
-
-    @property
-    def changed(self) -> bool:
-        """Whether the route is new, in any of its terms."""
-        return self.route != self.before
+from schemas.routes import is_alias
+from schemas.topics import MODELS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,20 +40,21 @@ async def register(
 ) -> Registered:
     """Model, version and, when wished for, its route, with a fact for each that is new, in one transaction.
 
+    The version has passed its warm-up: the caller has seen it run, or the registry knew it.
     Raises PublishConflict; then nothing was written.
     """
     sql = queries("gpu_worker")
     async with connection.transaction():
         await connection.execute(sql["insert_model"], model, manifest.task.value)
         _require_task(model, manifest, await connection.fetchval(sql["lock_model"], model))
-        created_at = await connection.fetchval(
+        row = await connection.fetchrow(
             sql["insert_version"], manifest.version, model, manifest.to_bytes().decode(), artifact_uri
         )
         published = []
-        if created_at is not None:
+        if row is not None and row["is_new"]:
             fact = ModelPublished(
                 event_id=new_event_id(),
-                occurred_at=created_at,
+                occurred_at=row["created_at"],
                 model=model,
                 version=manifest.version,
                 task=manifest.task,
@@ -101,84 +65,54 @@ async def register(
             )
             published.append((model, fact))
         rerouted: Rerouted | None = None
-        changed: RouteChanged | None = None
+        changed: Sequence[RouteChanged] = ()
         if wish is not None:
-            rerouted, changed = await _set_route(connection, model, manifest.version, wish, by)
+            rerouted, changed = await set_route(connection, model, manifest.version, wish, by)
         await add_facts(connection, MODELS, published, stamp=COMMAND_STAMP)
-        await _add_route_fact(connection, changed)
+        await add_route_facts(connection, changed)
     return Registered(created=bool(published), rerouted=rerouted)
 
 
-async def reroute(connection: Connection, model: str, version: str, wish: RouteWish, *, by: Author) -> Rerouted:
-    """Send a model's new requests to this version; those already admitted keep theirs.
+async def find_version(connection: Connection, model: str, named: str) -> str:
+    """The one version of a model with this alias, or whose hash begins with these digits.
 
-    Raises PublishConflict; then nothing was written.
+    Raises PublishConflict for none or several.
     """
-    async with connection.transaction():
-        await connection.fetchval(queries("gpu_worker")["lock_model"], model)
-        rerouted, changed = await _set_route(connection, model, version, wish, by)
-        await _add_route_fact(connection, changed)
-    return rerouted
-
-
-async def current_route(connection: Connection, model: str) -> Route | None:
-    """Where a model's requests go now; None when it has no route."""
-    row = await connection.fetchrow(queries("gpu_worker")["current_route"], model)
-    return None if row is None else Route(**row)
-
-
-async def find_version(connection: Connection, model: str, prefix: str) -> str:
-    """The one version of a model that begins with these hex digits. Raises PublishConflict for none or several."""
-    rows: list[Any] = await connection.fetch(queries("gpu_worker")["versions_by_prefix"], model, prefix.lower())
-    if len(rows) == 1:
-        found: str = rows[0]["version"]
+    sql = queries("gpu_worker")
+    if is_alias(named):
+        found: str | None = await connection.fetchval(sql["alias"], model, named)
+        if found is None:
+            raise PublishConflict(f"model '{model}' has no alias '{named}'; see  inferlog models routes {model}")
         return found
+    rows: list[Any] = await connection.fetch(sql["versions_by_prefix"], model, named.lower())
+    if len(rows) == 1:
+        only: str = rows[0]["version"]
+        return only
     if not rows:
-        raise PublishConflict(f"model '{model}' has no version that begins with '{prefix}'")
-    raise PublishConflict(f"'{prefix}' is ambiguous: {', '.join(r['version'][:16] for r in rows)}; give more digits")
+        raise PublishConflict(f"model '{model}' has no version that begins with '{named}'")
+    raise PublishConflict(f"'{named}' is ambiguous: {', '.join(r['version'][:16] for r in rows)}; give more digits")
 
 
-def wished(now: Route | None, version: str, wish: RouteWish) -> Route:
-    """The route that a wish makes of the present one."""
-    present = now or Route(version=version, pool=DEFAULT_POOL, spread=_SPREAD, price_id=_PRICE)
-    return Route(
-        version=version,
-        pool=wish.pool if wish.pool is not None else present.pool,
-        spread=wish.spread if wish.spread is not None else present.spread,
-        price_id=wish.price_id if wish.price_id is not None else present.price_id,
-    )
+async def understood(connection: Connection, model: str, wish: RouteWish) -> RouteWish:
+    """A wish as it was typed, with whole versions and with customers' ids. Raises PublishConflict."""
+    canaries = wish.canaries
+    if canaries is not None:
+        canaries = {await find_version(connection, model, v): percent for v, percent in canaries.items()}
+        if len(canaries) < len(wish.canaries or ()):
+            raise PublishConflict("one canary is named twice")
+    pins = {
+        await find_customer(connection, customer): None if v is None else await find_version(connection, model, v)
+        for customer, v in wish.pins.items()
+    }
+    return replace(wish, canaries=canaries, pins=pins)
 
 
-async def _set_route(
-    connection: Connection, model: str, version: str, wish: RouteWish, by: Author
-) -> tuple[Rerouted, RouteChanged | None]:
-    """The model's row must be locked: what is read here is what the new route replaces."""
-    before = await current_route(connection, model)
-    route = wished(before, version, wish)
-    await _require_price(connection, route.price_id)
-    row: Record | None = await connection.fetchrow(
-        queries("gpu_worker")["upsert_route"], model, version, route.pool, route.spread, route.price_id
-    )
-    rerouted = Rerouted(route=route, before=before)
-    if row is None:
-        return rerouted, None
-    return rerouted, RouteChanged(
-        event_id=new_event_id(),
-        occurred_at=row["updated_at"],
-        model=model,
-        version=version,
-        previous_version=before.version if before else None,
-        pool=route.pool,
-        spread=route.spread,
-        price_id=route.price_id,
-        actor=by.actor,
-        reason=by.reason,
-    )
-
-
-async def _add_route_fact(connection: Connection, changed: RouteChanged | None) -> None:
-    keyed = [] if changed is None else [(changed.model, changed)]
-    await add_facts(connection, ROUTES, keyed, stamp=COMMAND_STAMP)
+async def find_customer(connection: Connection, named: str) -> str:
+    """The id of the customer with this id or name. Raises PublishConflict when there is none."""
+    found: str | None = await connection.fetchval(queries("gpu_worker")["customer_id"], named)
+    if found is None:
+        raise PublishConflict(f"there is no customer '{named}'; see  inferlog customers list")
+    return found
 
 
 def _require_task(model: str, manifest: Manifest, task: str | None) -> None:

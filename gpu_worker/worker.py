@@ -34,11 +34,15 @@ log = logging.getLogger(__name__)
 
 #: How long the last result of a worker that lost its device may take to be recorded.
 _LAST_WORDS_S = 5.0
+_CANCELLED = Failure(code="cancelled", message="cancelled before it was run")
 _LATE = Failure(code="deadline_exceeded", message="the deadline passed before the request could be run")
 
 
 class Worker:
-    """One worker of one pool. `clock` gives Unix seconds; `blame` decides whose an error is, for the outcomes too."""
+    """One worker of one pool. `clock` gives Unix seconds; `blame` decides whose an error is, for the outcomes too.
+
+    `is_cancelled` says what nobody wants any more; it is asked when a batch is about to run.
+    """
 
     def __init__(
         self,
@@ -52,6 +56,7 @@ class Worker:
         clock: Callable[[], float],
         blame: Blame,
         suspects: Suspects,
+        is_cancelled: Callable[[InferenceRequested], bool] = lambda _request: False,
     ) -> None:
         self._name = name
         self._inbox = inbox
@@ -61,6 +66,7 @@ class Worker:
         self._clock = clock
         self._blame = blame
         self._suspects = suspects
+        self._is_cancelled = is_cancelled
         self._batcher: Batcher[Delivery] = Batcher(limits)
         self._wake = asyncio.Event()
         self._running = False
@@ -180,7 +186,11 @@ class Worker:
             await asyncio.wait_for(self._wake.wait(), max(0.0, wait_s))
 
     async def _run(self, batch: Batch[Delivery]) -> None:
-        mine = self._inbox.claim(batch.members)
+        gone = [d for d in batch.members if self._is_cancelled(d.request)]
+        if gone:
+            self._end_unrun(gone, _CANCELLED, Outcome.CANCELLED)
+        wanted = [d for d in batch.members if d not in gone] if gone else batch.members
+        mine = self._inbox.claim(wanted)
         if mine:
             self._counts[f"batches_{batch.closed.value}"] += 1
             self._running = True
@@ -188,7 +198,7 @@ class Worker:
                 await self._run_claimed(batch.version, mine)
             finally:
                 self._running = False
-        self._let_go(batch.members)
+        self._let_go(wanted)
 
     async def _run_claimed(self, version: str, mine: Sequence[Delivery]) -> None:
         """Run these together and record their ends. If that fails each runs alone: nothing of it was recorded yet."""

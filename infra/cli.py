@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from infra.arguments import guarded
+from infra.away import unanswered
 
 _COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("infra.local.commands:up", "Start the local stack: servers, API, worker, ledger."),
@@ -25,8 +26,8 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "topics": ("infra.commands:topics", "List the topics: key, record, retention, and why."),
     "api": ("api.commands:api", "Run the API gateway in the foreground."),
     "worker": ("gpu_worker.commands:worker", "Run a model worker in the foreground."),
-    "customers": ("api.commands:customers", "Create and list customers."),
-    "keys": ("api.keys_commands:keys", "Create, list, rotate and revoke API keys."),
+    "customers": ("api.customers_commands:customers", "Create, limit, cap and list customers."),
+    "keys": ("api.keys_commands:keys", "Create, list, scope, limit, rotate and revoke API keys."),
     "models": ("gpu_worker.commands:models", "Publish, list and route model versions."),
     "prices": ("streams.billing.prices_commands:price_list", "Publish and list what a unit of each meter costs."),
     "schemas": ("schemas.gate.commands:schemas", "List, check and publish the schemas of the records."),
@@ -98,17 +99,17 @@ def _expected(error: Exception) -> str | None:
 #: Module, its exception class or a function that recognises one, and what is said; the first that fits.
 _FAILURES = (
     ("infra.settings", "SettingsError", "{}"),
-    ("infra.kafka", "BusUnavailable", "Kafka does not answer: {}"),
-    ("infra.kafka", "KafkaError", "Kafka does not answer: {}"),
-    ("infra.redis", "RedisError", "Redis does not answer: {}"),
-    ("infra.s3", "StoreUnavailable", "S3 does not answer: {}"),
-    ("infra.postgres", "DatabaseUnavailable", "Postgres does not answer: {}"),
-    ("builtins", "ConnectionError", "a server does not answer: {} (see  inferlog status)"),
-    ("builtins", "TimeoutError", "a server does not answer in time: {} (see  inferlog status)"),
-    ("asyncio.exceptions", "TimeoutError", "a server does not answer in time: {} (see  inferlog status)"),
+    ("infra.kafka", "BusUnavailable", unanswered("Kafka", "{}")),
+    ("infra.kafka", "KafkaError", unanswered("Kafka", "{}")),
+    ("infra.redis", "RedisError", unanswered("Redis", "{}")),
+    ("infra.s3", "StoreUnavailable", unanswered("S3", "{}")),
+    ("infra.postgres", "DatabaseUnavailable", unanswered("Postgres", "{}")),
+    ("builtins", "ConnectionError", unanswered("a server", "{}")),
+    ("builtins", "TimeoutError", unanswered("a server", "{}", but=" in time")),
+    ("asyncio.exceptions", "TimeoutError", unanswered("a server", "{}", but=" in time")),
     ("builtins", "OSError", "{}"),
     ("infra.postgres", "is_unusable", "Postgres refuses: {} (is it set up? see  inferlog provision)"),
-    ("infra.postgres", "is_outage", "Postgres does not answer: {}"),
+    ("infra.postgres", "is_outage", unanswered("Postgres", "{}")),
 )
 
 

@@ -9,10 +9,17 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from infra.environment import ENV_FILE, SettingsError, SettingsReader, home_dir, load_environment
+from infra.process_settings import (
+    ApiSettings,
+    BillingSettings,
+    OperatorSettings,
+    ReplaySettings,
+    StreamsSettings,
+    WorkerSettings,
+)
 from infra.servers import (
     KafkaSettings,
     PostgresSettings,
@@ -52,111 +59,6 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiSettings:
-    """The gateway. `deadline_s` bounds a request from admission to answer; `max_queued` bounds a pool's lag.
-
-    `claim_check_bytes` is how much tensor data a record carries itself; what is beyond goes to S3. `max_connections` is
-    how many callers may be connected, `strangers_per_s` how many calls without a key are answered; half for one peer.
-    """
-
-    kafka: KafkaSettings
-    postgres: PostgresSettings
-    redis: RedisSettings
-    s3: S3Settings
-    host: str
-    port: int
-    instance: str
-    environment: str
-    deadline_s: float
-    max_body_bytes: int
-    max_in_flight: int
-    max_queued: int
-    claim_check_bytes: int
-    max_connections: int
-    strangers_per_s: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings:
-    """A worker of one pool. `linger_ms` is the longest a batch waits for more items while the device is busy."""
-
-    kafka: KafkaSettings
-    redis: RedisSettings
-    s3: S3Settings
-    pool: str
-    worker: str
-    health_port: int
-    cache_dir: Path
-    cache_bytes: int
-    device: str
-    device_bytes: int
-    max_batch_items: int
-    linger_ms: int
-    result_ttl_s: int
-    claim_check_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamsSettings:
-    """The ledger's stream processor. `mode` is agent (Faust's) or loop (a plain consumer, faster).
-
-    `give_up_s`: how long a batch waits for Postgres before the process exits.
-    `stall_s`: how long unread records may wait without progress before it exits. `session_s`: how long the broker
-    waits for a silent worker before it gives its partitions to another. `rewind`: on start, move the group back to the
-    ledger's position when that is behind (a restored database), instead of refusing; `skip_gone`: go on after records
-    that the topic lost before they were counted; `set_aside_all`: set a large batch aside even if
-    nothing in it is good. `horizon_days`: how long the ledger knows what it has counted; `future_s`: how far
-    ahead of its clock a record's time may lie.
-    """
-
-    kafka: KafkaSettings
-    postgres: PostgresSettings
-    health_port: int
-    mode: str
-    batch_records: int
-    batch_wait_s: float
-    give_up_s: float
-    stall_s: float
-    session_s: float
-    rewind: bool
-    skip_gone: bool
-    set_aside_all: bool
-    horizon_days: int
-    future_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BillingSettings:
-    """The Stripe reporter. `seal_after_s` is how long after its end an hour still waits for late usage."""
-
-    postgres: PostgresSettings
-    stripe: StripeSettings
-    environment: str
-    seal_after_s: float
-    interval_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplaySettings:
-    """Readers of the log and the tables. No Stripe key: replay cannot bill. `future_s` is the ledger's."""
-
-    kafka: KafkaSettings
-    postgres: PostgresSettings
-    future_s: float = 300.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorSettings:
-    """Commands that change the model registry, customers and keys, and provision servers."""
-
-    kafka: KafkaSettings
-    postgres: PostgresSettings
-    redis: RedisSettings
-    s3: S3Settings
-    environment: str
-
-
 def _environment(r: SettingsReader) -> str:
     """Short name of the installation, part of every key and of Stripe identifiers."""
     return r.choice("INFERLOG_ENVIRONMENT", "[a-z0-9]{1,12}", "test", "1 to 12 of a-z and 0-9")
@@ -185,6 +87,11 @@ def _claim_check_bytes(r: SettingsReader) -> int:
     return r.integer("INFERLOG_CLAIM_CHECK_BYTES", 256 * 1024, low=0, high=7 * 1024 * 1024)
 
 
+def _result_ttl_s(r: SettingsReader) -> int:
+    """Seconds that Redis keeps a result; the gateway puts back for as long what it had to read from the log."""
+    return r.integer("INFERLOG_RESULT_TTL_S", 3600, low=1, high=30 * 86400)
+
+
 def _instance(prefix: str) -> str:
     return f"{prefix}-{socket.gethostname()}-{os.getpid()}"
 
@@ -192,6 +99,7 @@ def _instance(prefix: str) -> str:
 def api_settings(env: Mapping[str, str] | None = None) -> ApiSettings:
     """Settings of `python -m api`. Raises SettingsError."""
     r = SettingsReader(load_environment() if env is None else env)
+    max_in_flight = r.integer("INFERLOG_MAX_IN_FLIGHT", 2048, low=1, high=100_000)
     settings = ApiSettings(
         kafka=kafka_of(r),
         postgres=postgres_of(r),
@@ -203,11 +111,23 @@ def api_settings(env: Mapping[str, str] | None = None) -> ApiSettings:
         environment=_environment(r),
         deadline_s=r.number("INFERLOG_DEADLINE_S", 10.0, low=0.01, high=600),
         max_body_bytes=r.integer("INFERLOG_MAX_BODY_BYTES", 4 * 1024 * 1024, low=1024, high=7 * 1024 * 1024),
-        max_in_flight=r.integer("INFERLOG_MAX_IN_FLIGHT", 2048, low=1, high=100_000),
+        max_in_flight=max_in_flight,
         max_queued=r.integer("INFERLOG_MAX_QUEUED", 5000, low=1, high=10_000_000),
         claim_check_bytes=_claim_check_bytes(r),
         max_connections=r.integer("INFERLOG_MAX_CONNECTIONS", 4096, low=16, high=1_000_000),
         strangers_per_s=r.integer("INFERLOG_STRANGERS_PER_S", 400, low=2, high=1_000_000),
+        idempotency_hours=r.integer("INFERLOG_IDEMPOTENCY_HOURS", 24, low=1, high=720),
+        max_in_flight_per_customer=r.integer(
+            "INFERLOG_MAX_IN_FLIGHT_PER_CUSTOMER", max(1, max_in_flight // 4), low=1, high=100_000
+        ),
+        # Half of each is for one customer, or one key, and must hold the largest call there can be.
+        max_in_flight_bytes=r.integer(
+            "INFERLOG_MAX_IN_FLIGHT_BYTES", 256 * 1024 * 1024, low=64 * 1024 * 1024, high=2**40
+        ),
+        body_bytes=r.integer("INFERLOG_BODY_BYTES", 64 * 1024 * 1024, low=16 * 1024 * 1024, high=2**40),
+        result_ttl_s=_result_ttl_s(r),
+        spend_view_s=r.number("INFERLOG_SPEND_VIEW_S", 30.0, low=5, high=600),
+        replicas=r.integer("INFERLOG_API_REPLICAS", 4, low=1, high=10_000),
     )
     r.finish()
     return settings
@@ -229,7 +149,7 @@ def worker_settings(env: Mapping[str, str] | None = None) -> WorkerSettings:
         device_bytes=r.integer("INFERLOG_DEVICE_BYTES", 4 * 1024**3, low=1, high=2**60),
         max_batch_items=r.integer("INFERLOG_MAX_BATCH_ITEMS", 64, low=1, high=65536),
         linger_ms=r.integer("INFERLOG_LINGER_MS", 5, low=0, high=10_000),
-        result_ttl_s=r.integer("INFERLOG_RESULT_TTL_S", 3600, low=1, high=30 * 86400),
+        result_ttl_s=_result_ttl_s(r),
         claim_check_bytes=_claim_check_bytes(r),
     )
     r.finish()

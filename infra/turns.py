@@ -21,3 +21,7 @@ class Turn(IntEnum):
     RELAY = 0x1F_E0_10_9
     REPORTER = 0x1F_E0_10_7
     PRUNER = 0x1F_E0_10_B
+    #: Held for a round by whoever brings the letters of workers into the table.
+    COLLECTOR = 0x1F_E0_10_D
+    #: Held for one slice by whoever lets go of claims that are too old.
+    CLAIMS = 0x1F_E0_10_C

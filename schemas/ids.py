@@ -30,6 +30,12 @@ def new_request_id(*, now_ns: int | None = None) -> UUID:
     return UUID(int=value)
 
 
+def first_request_id(*, age_s: float) -> UUID:
+    """The least request id that can have been made `age_s` ago or later."""
+    millis = time.time_ns() // 1_000_000 - round(age_s * 1000)
+    return UUID(int=max(0, millis) << 80)
+
+
 def request_time(request_id: UUID) -> datetime | None:
     """The millisecond a version 7 id was made in, UTC; None for ids that carry no time."""
     if request_id.version != 7:

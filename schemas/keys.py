@@ -24,12 +24,31 @@ class RedisKeys:
     namespace: str = ""
 
     def bucket(self, customer_id: str, bucket: str) -> str:
-        """String: theoretical arrival time of a GCRA bucket, microseconds; expires when the bucket is full again."""
+        """String: state of a GCRA bucket, "<time of arrival> <interval> <written at>", microseconds; expires when the
+        bucket is full again."""
         return prefixed(self.namespace, f"limit:{{{customer_id}}}:{bucket}")
+
+    def places(self, customer_id: str, owner: str) -> str:
+        """Sorted set: unfinished requests of a key or customer, by the microsecond from which a place is free; expires
+        with the last of them."""
+        return prefixed(self.namespace, f"places:{{{customer_id}}}:{owner}")
+
+    def money(self, customer_id: str) -> str:
+        """Hash: what requests may still cost, in millionths, by second of admission; no expiry, since an absent one
+        means that nothing is known."""
+        return prefixed(self.namespace, f"money:{{{customer_id}}}")
 
     def revoked_keys(self, customer_id: str) -> str:
         """Set of revoked key ids of a customer; no expiry. Read inside the limiter's own call."""
         return prefixed(self.namespace, f"revoked:{{{customer_id}}}")
+
+    def revoked_whole(self) -> str:
+        """String: run id of the server into which every revoked key was put since it was started; no expiry."""
+        return prefixed(self.namespace, "revoked-whole:{all}")
+
+    def revoked_repair(self, repair: str) -> str:
+        """String: as above, while a repair of that name puts them in; expires if the repair dies."""
+        return prefixed(self.namespace, f"revoked-repair:{{all}}:{repair}")
 
     def result(self, request_id: UUID) -> str:
         """String: framed InferenceFinished; first writer wins; expires after the result's lifetime."""

@@ -161,6 +161,31 @@ SCHEMAS = Topic(
 )
 
 
+class UnknownTopic(ValueError):
+    """No topic has that name; the message says which names there are."""
+
+
+def short_name(name: str, *, namespace: str = "") -> str:
+    """What people call the topic of this full name: `usage` for `inference.usage.v1`, in whichever namespace."""
+    return name.removeprefix(prefixed(namespace, "")).removeprefix("inference.").removesuffix(".v1")
+
+
+def find_topic(name: str, *, namespace: str = "") -> Topic:
+    """The topic of a short name (`usage`, `requests.POOL`) or a full one, in its namespace. Raises UnknownTopic."""
+    known = {short_name(t.name): t for t in all_topics()}
+    short = short_name(name, namespace=namespace)
+    pool = re.fullmatch(rf"requests(?:\.({POOL_NAME}))?", short)
+    if pool is not None:
+        found: Topic | None = requests_topic(pool.group(1)) if pool.group(1) else requests_topic()
+    else:
+        found = known.get(short)
+    if found is None:
+        first = ["usage", "results", "requests[.POOL]"]
+        others = known.keys() - {"usage", "results", short_name(requests_topic().name)}
+        raise UnknownTopic(f"there is no topic '{name}'; expected one of {', '.join([*first, *sorted(others)])}")
+    return found.in_namespace(namespace)
+
+
 def all_topics(pools: tuple[str, ...] = (DEFAULT_POOL,)) -> tuple[Topic, ...]:
     """Every topic an installation with these pools needs."""
     changes = (MODELS, ROUTES, KEYS, CUSTOMERS, PRICES, ADJUSTMENTS)

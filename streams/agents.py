@@ -13,7 +13,7 @@ from typing import Any
 import faust
 from mode.supervisors import CrashingSupervisor
 
-from streams.ledger.dead_letters import RawRecord
+from streams.ledger.raw import RawRecord
 from streams.ledger.stretches import Stretch
 
 Deliver = Callable[[Sequence[RawRecord]], Awaitable[list[Stretch]]]
@@ -45,6 +45,8 @@ def register_usage_agent(
     async def usage_ledger(stream: Any) -> None:
         consumer: Any = app.consumer  # a streams.consumer.LedgerConsumer
         async for events in stream.noack_take(batch_records, within=batch_wait_s):
-            consumer.cover(await deliver([raw_record(event) for event in events]))
+            records = [raw_record(event) for event in consumer.present(events)]
+            if records:
+                consumer.cover(await deliver(records))
 
     return usage_ledger

@@ -25,14 +25,16 @@ from schemas.keys import ledger_group
 from schemas.topics import USAGE
 from streams.agents import register_usage_agent
 from streams.consumer import LedgerTransport
-from streams.ledger.dead_letters import RawRecord
 from streams.ledger.delivery import Delivery
 from streams.ledger.loop import UsageLoop
+from streams.ledger.membership import Membership, Refused
 from streams.ledger.positions import settle_positions
 from streams.ledger.pruner import Pruner
+from streams.ledger.raw import RawRecord
 from streams.ledger.stretches import Stretch
 from streams.ledger.tables import Ledger
 from streams.outbox.relay import Relay
+from streams.quarantine.collector import Collector
 from streams.usage.watermark import Watermark
 from streams.watchdog import Stalled, Watchdog, end_for_certain
 
@@ -47,6 +49,7 @@ class LedgerApp(faust.App):
     settings: StreamsSettings
     delivery: Delivery
     ledger: Ledger
+    membership: Membership
     schemas: SchemaFeed
     watchdog: Watchdog
     relay: Relay
@@ -103,6 +106,7 @@ class LedgerApp(faust.App):
             partitions=topic.partitions,
             horizon=timedelta(days=s.horizon_days),
         )
+        self.membership = Membership(group=group, patience_s=s.stall_s)
         self.watchdog = Watchdog(
             s.kafka,
             topic=topic.name,
@@ -116,17 +120,37 @@ class LedgerApp(faust.App):
         # Not a task of the app: those begin with the first assignment, and a consumer may never get one.
         self.add_future(self._watch())
         if s.mode == "loop":
-            self.loop_reader = UsageLoop(s, topic=topic.name, group=group, delivery=self.delivery, beacon=self.beacon)
+            self.loop_reader = UsageLoop(
+                s,
+                topic=topic.name,
+                group=group,
+                delivery=self.delivery,
+                membership=self.membership,
+                beacon=self.beacon,
+            )
             await self.add_runtime_dependency(self.loop_reader)
+        else:
+            self.add_future(self._watch_group())
         self.watermark = Watermark(s.kafka, s.postgres, assigned=self.assigned)
         self.add_future(self.watermark.run())  # it never fails either
         self.add_future(self.pruner.run())  # nor does it
+        self.collector = Collector(s.kafka, s.postgres, learn_schemas=self.schemas.catch_up)
+        self.add_future(self.collector.run())  # nor this
 
     async def _watch(self) -> None:
         try:
             await self.watchdog.run()
         except Stalled as error:
             log.critical("stalled, ending: %s", error)
+            end_for_certain()
+            raise
+
+    async def _watch_group(self) -> None:
+        try:
+            consumer: Any = self.consumer  # a streams.consumer.LedgerConsumer
+            await consumer.watch_group(self.membership)
+        except Refused as error:
+            log.critical("refused, ending: %s", error)
             end_for_certain()
             raise
 
@@ -222,13 +246,14 @@ def _pages(app: LedgerApp) -> None:
         body: dict[str, Any] = d.figures()
         body |= {"lag": w.lag, "holding": d.holding, "stalled": w.stalled, "outbox": app.relay.standing.figures()}
         body |= {"schemas": app.schemas.figures(), "watermark": app.watermark.why}
-        body |= {"dedup": app.pruner.figures()}
+        body |= {"dedup": app.pruner.figures(), "letters": app.collector.figures(), "refused": app.membership.refused}
         return view.json(body, status=status)
 
     @app.page("/readyz")
     async def readyz(view: Any, request: Any) -> Any:
         partitions = sorted(app.assigned())
-        reason = app.delivery.holding or ("the group is rebalancing" if app.moving else None)
+        reason = app.delivery.holding or app.membership.refused
+        reason = reason or ("the group is rebalancing" if app.moving else None)
         if reason is None:
             try:
                 await app.ledger.reachable(timeout_s=1.0)

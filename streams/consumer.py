@@ -14,13 +14,16 @@ from collections.abc import Coroutine, Generator, Iterator, Mapping, Sequence
 from inspect import iscoroutine
 from typing import Any
 
+from faust.exceptions import ConsumerNotStarted
 from faust.transport.drivers import aiokafka as kafka_driver
 from faust.types import TP
 from mode.services import WaitResults
 
-from infra.kafka import read_every_batch
+from infra.kafka import KafkaError, read_every_batch
+from infra.kafka_group import is_member, refusal
 from streams.in_hand import InHand
-from streams.ledger.footing import Footing
+from streams.ledger.footing import Followed, Footing
+from streams.ledger.membership import LOOK_S, Membership
 from streams.ledger.stretches import Stretch
 
 Offsets = Mapping[TP, int]
@@ -53,8 +56,17 @@ class LedgerThread(kafka_driver.AIOKafkaConsumerThread):
         begun = await self.footing.begin(consumer, consumer.assignment())
         return {TP(tp.topic, tp.partition): offset for tp, offset in begun.items()}
 
+    async def answer(self) -> tuple[KafkaError | None, bool]:
+        """With what error the group has refused this consumer since the last time, and whether it is a member."""
+        found: tuple[KafkaError | None, bool] = await self.call_thread(self._answer)
+        return found
+
+    async def _answer(self) -> tuple[KafkaError | None, bool]:
+        consumer = self._ensure_consumer()
+        return refusal(consumer), is_member(consumer)
+
     async def _fetch_records(self, *args: Any, **kwargs: Any) -> Any:
-        """Lists of (position before, record) per partition."""
+        """A Fetch per partition."""
         fetched = await super()._fetch_records(*args, **kwargs)
         return await self.footing.follow(self._ensure_consumer(), fetched)
 
@@ -67,10 +79,21 @@ class LedgerConsumer(kafka_driver.Consumer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._covered: dict[TP, int] = {}
+        self._epochs: dict[TP, int | None] = {}  # of what is being handed over
         self.in_hand = InHand()
 
     def _new_consumer_thread(self) -> LedgerThread:
         return LedgerThread(self, loop=self.loop, beacon=self.beacon)
+
+    async def watch_group(self, membership: Membership) -> None:
+        """Tell what the group answers, again and again: Faust does not ask. Raises Refused."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                error, member = await self._thread.answer()
+            except ConsumerNotStarted:
+                continue
+            membership.heard(error, member=member)
 
     def cover(self, stretches: Sequence[Stretch]) -> None:
         """The ledger holds everything below these ends: they may be committed, and will be within the interval."""
@@ -81,15 +104,30 @@ class LedgerConsumer(kafka_driver.Consumer):
                 self._covered[place] = stretch.end
                 self.in_hand.cover(place, stretch.end)
 
+    def present(self, events: Sequence[Any]) -> list[Any]:
+        """Those of these events that were read since their partitions were last begun; nobody may count the others.
+
+        Faust drops what waits for a stream when a partition is taken away, but not what the stream has gathered for its
+        next batch. Such a record comes again to whoever reads the partition next. If that is this process, beside what
+        it reads then, the batch would have a hole where another reader was meanwhile.
+        """
+        epoch = self._thread.footing.epoch
+        return [e for e in events if e.message.epoch == epoch(e.message.tp)]
+
     async def _getmany(self, active_partitions: set[TP] | None, timeout: float) -> Any:
         """What was fetched, or nothing for a moment while too much is in hand."""
         if self.in_hand.full:
             await asyncio.sleep(min(timeout, _FULL_PAUSE_S))
             return {}
-        fetched = await super()._getmany(active_partitions, timeout)
-        for place, followed in fetched.items():
-            self.in_hand.take(place, [record for _, record in followed])
-        return fetched
+        fetched: Mapping[TP, Any] = await super()._getmany(active_partitions, timeout)  # of Fetch
+        handed: dict[TP, Followed] = {}
+        for place, fetch in fetched.items():
+            # What a beginning overtook on the way from that thread would have Faust drop what comes after it.
+            if fetch.epoch == self._thread.footing.epoch(place):
+                self._epochs[place] = fetch.epoch
+                self.in_hand.take(place, [record for _, record in fetch.records])
+                handed[place] = fetch.records
+        return handed
 
     async def perform_seek(self) -> None:
         """Begin anew. What was fetched before is dropped or comes again, and must not be waited for."""
@@ -123,6 +161,7 @@ class LedgerConsumer(kafka_driver.Consumer):
         follows, fetched = record
         message: Any = super()._to_message(tp, fetched)
         message.follows = follows
+        message.epoch = self._epochs[tp]
         return message
 
     def _filter_tps_with_pending_acks(self, topics: Any = None) -> Iterator[TP]:

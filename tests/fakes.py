@@ -6,21 +6,27 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta, timezone
+from itertools import count
 from typing import Any
 from uuid import UUID, uuid4
 
-from api.admission.buckets import Limit, limit
+from api.admission.buckets import Limit
 from api.admission.caller import Caller
+from api.admission.catalogue import Alias, RegisteredVersion
 from api.admission.demand import Cost, Demand
-from api.admission.keys import KeyRecord, KeySourceAway, MintedKey, mint
+from api.admission.key_record import CustomerRecord, KeyRecord, Terms, base_rate
+from api.admission.key_shape import MintedKey, mint
+from api.admission.keys import KeySourceAway
 from api.admission.limits import LimiterAway
-from api.admission.versions import RegisteredVersion, RegistryAway, Route
-from api.results import CacheAway
+from api.admission.plans import DECIDE
+from api.admission.versions import Changes, RegistryAway
+from api.result_cache import CacheAway
 from infra.kafka import BusUnavailable
 from infra.redis import LuaCall
 from schemas.headers import Headers
 from schemas.manifest import Manifest, TensorSpec
 from schemas.records import Task
+from schemas.routes import Revision, Route
 
 CREATED = datetime(2026, 3, 1, tzinfo=timezone.utc)
 
@@ -80,9 +86,31 @@ def registered(model: str, m: Manifest, *, created_at: datetime = CREATED) -> Re
     )
 
 
-def routed(model: str, m: Manifest, *, pool: str = "default", spread: int = 2) -> Route:
-    """A route to a version."""
-    return Route(model=model, version=m.version, pool=pool, spread=spread, price_id="standard-v1", created_at=CREATED)
+_revisions = count(1)
+
+
+def routed(
+    model: str,
+    m: Manifest,
+    *,
+    pool: str = "default",
+    spread: int = 2,
+    at: datetime | None = None,
+    canaries: Mapping[str, Sequence[int]] | None = None,
+    pins: Mapping[str, str] | None = None,
+) -> Revision:
+    """A route to a version, later than every other one made here; `at` schedules it."""
+    route = Route(
+        version=m.version,
+        pool=pool,
+        spread=spread,
+        price_id="standard-v1",
+        canaries=canaries or {},
+        pins=pins or {},
+    )
+    return Revision(
+        model=model, number=next(_revisions), route=route, effective_at=at or CREATED, is_scheduled=at is not None
+    )
 
 
 def demand(
@@ -94,6 +122,7 @@ def demand(
         model="digits",
         cost=Cost(items=items),
         request_id=request_id or uuid4(),
+        admitted_at=datetime.now(timezone.utc),
         until=datetime.now(timezone.utc) + timedelta(seconds=10),
     )
 
@@ -108,12 +137,11 @@ class FakeKeys:
 
     def add(self, *, environment: str = "test", expires_at: datetime | None = None, revoked: bool = False) -> MintedKey:
         minted = mint(environment)
-        limits = (
-            limit(f"key:{minted.key_id}", requests_per_s=10, burst=5),
-            limit("customer:cust_a", requests_per_s=10, burst=5),
-        )
+        terms = Terms(rates=(base_rate(requests_per_s=10, burst=5),))
         self.records[minted.key_id] = KeyRecord(
-            caller=Caller(customer_id="cust_a", key_id=minted.key_id, limits=limits),
+            key_id=minted.key_id,
+            customer=CustomerRecord(customer_id="cust_a", terms=terms),
+            terms=terms,
             secret_sha256=minted.secret_sha256,
             expires_at=expires_at,
             revoked=revoked,
@@ -129,22 +157,24 @@ class FakeKeys:
 
 
 class FakeRegistry:
-    """Implements Registry."""
+    """Implements Registry; tells everything each time, as a real one does while some transaction is open."""
 
     def __init__(self) -> None:
-        self.all_routes: list[Route] = []
+        self.all_routes: list[Revision] = []
         self.all_versions: list[RegisteredVersion] = []
+        self.all_aliases: list[Alias] = []
         self.away = False
+        self.horizon = 7
 
-    async def routes(self) -> Sequence[Route]:
+    async def changes(self, since: int) -> Changes:
         if self.away:
             raise RegistryAway("switched off")
-        return list(self.all_routes)
-
-    async def new_versions(self, since: datetime, known: Sequence[str]) -> Sequence[RegisteredVersion]:
-        if self.away:
-            raise RegistryAway("switched off")
-        return [v for v in self.all_versions if v.created_at >= since and f"{v.model}/{v.version}" not in known]
+        return Changes(
+            horizon=self.horizon,
+            versions=tuple(self.all_versions),
+            revisions=tuple(self.all_routes),
+            aliases=tuple(self.all_aliases),
+        )
 
 
 class FakeScript:
@@ -159,14 +189,13 @@ class FakeScript:
         self.breaks: Exception | None = None
         self.loses = False
         self.batches: list[int] = []
+        self.calls: list[LuaCall] = []
         self.hold = asyncio.Event()
         self.hold.set()
 
-    def prepare(self, keys: Sequence[str], args: Sequence[str | int]) -> LuaCall:
-        return LuaCall(keys=tuple(keys), args=tuple(args), packed=b"")
-
     async def run(self, calls: Sequence[LuaCall]) -> Sequence[Any]:
         self.batches.append(len(calls))
+        self.calls += calls
         await self.hold.wait()
         if self.away:
             raise LimiterAway("switched off")
@@ -175,7 +204,11 @@ class FakeScript:
         calls = calls[:-1] if self.loses else calls
         if self.answer is not None:
             return [self.answer for _ in calls]
-        return [[1, 1_780_000_000_000_000, 0] + [7, 100] * (len(c.keys) - 1) for c in calls]
+        return [_taken(c) if c.start.script is DECIDE else 1 for c in calls]
+
+
+def _taken(call: LuaCall) -> list[int]:
+    return [1, 1_780_000_000_000_000, 0] + [7, 100] * int(call.start.args[1])
 
 
 class FakeSender:
@@ -220,6 +253,7 @@ class FakeCache:
         self.away = False
         self.reads = 0
         self.subscriptions = 0
+        self.put_backs = 0
         self.hints: asyncio.Queue[bytes | Exception] = asyncio.Queue()
 
     async def read(self, keys: Sequence[str]) -> Sequence[bytes | None]:
@@ -227,6 +261,12 @@ class FakeCache:
         if self.away:
             raise CacheAway("switched off")
         return [self.values.get(k) for k in keys]
+
+    async def put_back(self, values: Mapping[str, bytes]) -> None:
+        if self.away:
+            raise CacheAway("switched off")
+        self.put_backs += len(values)
+        self.values = {**values, **self.values}
 
     @asynccontextmanager
     async def subscribe(self, channel: str) -> AsyncIterator[FakeCache]:

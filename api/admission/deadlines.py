@@ -1,7 +1,8 @@
-"""Whether a request would be served in time: how long each pool's queue is, and whether to shed.
+"""Whether a request would be served in time: how long each pool's queue takes, and whether to shed.
 
 A background loop reads the queues once a second from the log itself: what was written minus what the pool's workers
-have committed. Shedding is a 503 with the time after which there should be room; a 429 is only ever the caller's limit.
+have committed (`api.admission.queue_delay`). Shedding is a 503 with the time after which there should be room; a 429
+is only ever the caller's limit.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Protocol
 
+from api.admission.queue_delay import Own, PoolQueue, delay_s, measured, waiting_now
 from api.errors import Unavailable
 from infra.kafka import BusUnavailable
 from infra.lag import Queue
@@ -25,34 +27,9 @@ logger = logging.getLogger(__name__)
 INTERVAL_S = 1.0
 _READ_WITHIN_S = 3.0
 _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolQueue:
-    """A pool's queue as last measured; `served_per_s` is averaged over the last seconds, 0 when nothing was done."""
-
-    partitions: int
-    waiting: int
-    done: int
-    served_per_s: float
-    measured_s: float
-
-
-def measured(before: PoolQueue | None, now: Queue, *, at_s: float) -> PoolQueue:
-    """The next measurement of a queue: the service rate is a moving average over about three readings."""
-    rate = 0.0
-    if before is not None and at_s > before.measured_s:
-        latest = max(0, now.done - before.done) / (at_s - before.measured_s)
-        rate = latest if before.served_per_s == 0 else before.served_per_s + (latest - before.served_per_s) / 3
-    return PoolQueue(partitions=now.partitions, waiting=now.waiting, done=now.done, served_per_s=rate, measured_s=at_s)
-
-
-def retry_in_s(queue: PoolQueue, *, max_queued: int) -> float:
-    """Seconds until the queue should have fallen to half of what is allowed, at the measured service rate."""
-    excess = queue.waiting - max_queued / 2
-    if queue.served_per_s <= 0:
-        return _MAX_RETRY_S
-    return min(_MAX_RETRY_S, max(_MIN_RETRY_S, excess / queue.served_per_s))
+#: What share of the time that a request has left may go by in the queue. Once requests are shed the lower one holds,
+#: until the whole queue is below it: who is told to come back later finds more than a single place.
+ENTER, LEAVE = 0.8, 0.6
 
 
 class Reader(Protocol):
@@ -63,32 +40,71 @@ class Reader(Protocol):
 
 
 class Queues:
-    """The queues of all pools, kept up to date by `run`."""
+    """The queues of all pools, kept up to date by `run`. `deadline_s` is the longest that a request may take."""
 
-    def __init__(self, *, namespace: str, max_queued: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        namespace: str,
+        max_queued: int,
+        deadline_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._namespace = namespace
         self._max_queued = max_queued
+        self._deadline_s = deadline_s
         self._clock = clock
         self._pools: dict[str, PoolQueue] = {}
+        self._own: defaultdict[str, Own] = defaultdict(Own)
+        self._shedding: set[str] = set()
         self._absent: frozenset[str] = frozenset()
         self._read_s = float("-inf")
         self._why = "not asked yet"
 
     def check(self, pool: str, *, within_s: float | None = None) -> PoolQueue | None:
-        """Raise Unavailable when the pool has no queue, or too long a one. None: not measured yet, let it through."""
-        del within_s
+        """Raise Unavailable when the pool has no queue, or one in which `within_s` (the longest deadline) would go by.
+
+        None: not measured yet, let it through.
+        """
         if pool in self._absent:
             raise Unavailable(
                 f"no worker pool '{pool}' exists: its request topic is not there", code="no_such_pool", retry_after_s=5
             )
         queue = self._pools.get(pool)
-        if queue is not None and queue.waiting > self._max_queued:
-            raise Unavailable(
-                f"pool '{pool}' is overloaded: {queue.waiting} requests wait",
-                code="overloaded",
-                retry_after_s=retry_in_s(queue, max_queued=self._max_queued),
-            )
+        if queue is None:
+            return None
+        own, now_s = self._own[pool], self._clock()
+        if (waiting := waiting_now(queue, own, now_s=now_s)) > self._max_queued:
+            excess = waiting - self._max_queued / 2
+            rate = queue.served_per_s or queue.shown_per_s
+            raise _overloaded(pool, f"{waiting:.0f} requests wait", excess / rate if rate else _MAX_RETRY_S)
+        expected_s = delay_s(queue, own, now_s=now_s)
+        self._decide(pool, expected_s)
+        left_s = self._deadline_s if within_s is None else within_s
+        if expected_s > left_s * (LEAVE if pool in self._shedding else ENTER):
+            words = f"a request would wait for some {expected_s:.1f} s, and has {max(left_s, 0.0):.1f}"
+            raise _overloaded(pool, words, expected_s - LEAVE * self._deadline_s)
         return queue
+
+    def _decide(self, pool: str, expected_s: float) -> None:
+        """Whether requests are shed is decided by the longest deadline: one that asks for less time is its own case."""
+        if expected_s > ENTER * self._deadline_s:
+            self._shedding.add(pool)
+        elif expected_s <= LEAVE * self._deadline_s:
+            self._shedding.discard(pool)
+
+    @contextmanager
+    def passing(self, pool: str) -> Iterator[None]:
+        """Count a request of this process as one in the queue until the end of the block; it was answered if nothing is
+        raised."""
+        own, began_s = self._own[pool], self._clock()
+        own.outstanding += 1
+        own.let_in += 1
+        try:
+            yield
+            own.answered(now_s := self._clock(), now_s - began_s)
+        finally:
+            own.outstanding -= 1
 
     def trouble(self, *, within_s: float = 5.0) -> str | None:
         """Why the queues are not known, None when they were read within `within_s`."""
@@ -98,12 +114,20 @@ class Queues:
         """Read the queues of these pools. Raises BusUnavailable."""
         # The default pool is asked for even when no model is routed to it: the answer shows that Kafka answers.
         names = {prefixed(self._namespace, requests_topic(pool).name): pool for pool in {DEFAULT_POOL, *pools}}
+        begun = {pool: own.let_in for pool, own in self._own.items()}
         found = await reader.read({topic: worker_group(self._namespace, pool) for topic, pool in names.items()})
         now_s = self._clock()
         self._absent = frozenset(pool for topic, pool in names.items() if topic not in found)
-        self._pools = {
+        pools = {
             names[topic]: measured(self._pools.get(names[topic]), queue, at_s=now_s) for topic, queue in found.items()
         }
+        for pool, let_in in begun.items():
+            own, before, after = self._own[pool], self._pools.get(pool), pools.get(pool)
+            if before is not None and after is not None:
+                written = after.done + after.waiting - before.done - before.waiting
+                own.counted(written=written, mine=let_in)
+            own.let_in -= let_in  # those that came meanwhile may be missing in what was read
+        self._pools = pools
         self._read_s = now_s
 
     async def run(
@@ -126,3 +150,8 @@ class Queues:
                     logger.warning("queue lengths are unknown", extra={"fields": {"why": self._why}})
                 away = True
                 await asyncio.sleep(INTERVAL_S / 2)
+
+
+def _overloaded(pool: str, words: str, retry_s: float) -> Unavailable:
+    retry_s = min(_MAX_RETRY_S, max(_MIN_RETRY_S, retry_s))
+    return Unavailable(f"pool '{pool}' is overloaded: {words}", code="overloaded", retry_after_s=retry_s)

@@ -7,6 +7,7 @@ from datetime import datetime
 from uuid import UUID
 
 from api.admission.caller import Caller
+from schemas.ids import EPOCH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,21 +28,27 @@ class Spending:
     """What a call may spend: `left_micros` of the cap beyond what the ledger has confirmed.
 
     The ledger has everything that was admitted before `settled_at`, so reservations older than that are in it.
-    `cost_micros` is the most this call can cost.
+    `cost_micros` is the most this call can cost. Reservations know no month; `resets_at`, where the call's month ends,
+    is only told.
     """
 
     left_micros: int
     settled_at: datetime
     cost_micros: int
+    resets_at: datetime = EPOCH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """One call's. Its place among the unfinished is free at `until` at the latest, whatever becomes of anybody."""
+    """One call's. Its place among the unfinished is free a second after `until`, whatever becomes of anybody.
+
+    `admitted_at` is not before the time of admission that the ledger will see, nor before the limiter was asked.
+    """
 
     caller: Caller
     model: str
     cost: Cost
     request_id: UUID
+    admitted_at: datetime
     until: datetime
     spending: Spending | None = None

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Protocol
 from uuid import UUID
 
 from api.admission.caller import Caller
+from api.admission.catalogue import Deployment
 from api.admission.deadlines import Queues
 from api.admission.demand import Cost, Demand, Spending
 from api.admission.keys import Keys
 from api.admission.limits import Charge, Limiter
 from api.admission.once import Claim, Decisions, Once, Sameness
 from api.admission.space import Space
-from api.admission.versions import Deployment, Versions
+from api.admission.versions import Versions
 from api.errors import ApiError
 from schemas.tensors import Tensor
 
@@ -59,17 +60,26 @@ class Ask(Protocol):
         """Model name and, if the caller named one, version or alias. Raises BadInput."""
 
     async def inputs(self, deployment: Deployment) -> Inputs:
-        """The inputs, checked against the version's signature. Raises BadInput, TooLarge."""
+        """The inputs, checked against the version's signature; asked once after each `target`.
+
+        Raises BadInput, TooLarge.
+        """
 
     async def sameness(self, caller: Caller) -> Sameness:
         """What the call says about being a repetition; asked after `inputs`. Raises BadInput."""
+
+    def forget(self) -> None:
+        """Nothing of the call is asked for again, so what was kept to answer may go."""
 
 
 class Money(Protocol):
     """Whether a customer may spend more (api.admission.spend fits)."""
 
-    def spending(self, caller: Caller, price_id: str, cost: Cost) -> Spending | None:
-        """What the call may spend, None for a customer without a cap. Raises ApiError when it may not be known."""
+    async def spending(self, caller: Caller, price_id: str, cost: Cost, admitted_at: datetime) -> Spending | None:
+        """What the call may spend in the month of its admission, None for a customer without a cap.
+
+        Raises ApiError when nothing is left, or it is not known.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,15 +87,24 @@ class Admission:
     """Everything that was decided about one call.
 
     Without a `charge` the call repeats an earlier one: it took nothing, and waits for the outcome of
-    `decisions.request_id`, which may have been admitted with other decisions than this call would be.
+    `decisions.request_id`, which may have been admitted with other decisions than this call would be. `until` is the
+    call's own deadline.
     """
 
     caller: Caller
     deployment: Deployment
     inputs: Inputs
     decisions: Decisions
+    until: datetime
     charge: Charge | None
     claim: Claim | None = None
+    reserved_micros: int = 0
+
+    @property
+    def admitted_before(self) -> datetime | None:
+        """When its request was admitted, if another call may have put it on the log already."""
+        is_new = self.charge is not None and (self.claim is None or not self.claim.is_taken_over)
+        return None if is_new else self.decisions.admitted_at
 
 
 class Gate:
@@ -115,55 +134,58 @@ class Gate:
         self._now = now
 
     @asynccontextmanager
-    async def admitted(self, ask: Ask, request_id: UUID) -> AsyncIterator[Admission]:
+    async def admitted(self, ask: Ask, request_id: UUID, *, until: datetime | None = None) -> AsyncIterator[Admission]:
         """Pass every check, or raise the ApiError of the first that refuses; the call holds its places until the end
-        of the block."""
+        of the block. `until` is the deadline of a call that comes a second time."""
         caller = await self._keys.identify(ask.authorization)
         caller.require(ask.operation)
         model, reference = await ask.target()
         caller.require_model(model)
         deployment = self._versions.resolve(model, reference, customer_id=caller.customer_id)
         inputs = await ask.inputs(deployment)
-        decisions = self._decisions(request_id, deployment, inputs)
-        claim = await self._claim(await ask.sameness(caller), decisions)
-        if claim is not None:
-            decisions = claim.decisions
         with self._space.place(caller.customer_id, inputs.size_bytes):
+            own = self._decisions(request_id, deployment, inputs, until)
+            claim = await self._claim(await ask.sameness(caller), own)
+            decisions = own if claim is None else claim.decisions
+            if decisions.request_id == request_id:
+                ask.forget()  # others may have to be read again, when what they repeat came to nothing
+            if decisions.version != deployment.version:  # the route was switched after the first call like this
+                model, _ = await ask.target()
+                deployment = self._versions.resolve(model, decisions.version, customer_id=caller.customer_id)
+                inputs = await ask.inputs(deployment)
+            admission = Admission(
+                caller=caller,
+                deployment=deployment,
+                inputs=inputs,
+                decisions=decisions,
+                until=own.deadline_at,
+                charge=None,
+                claim=claim,
+            )
             if claim is not None and not claim.is_ours:
-                yield Admission(
-                    caller=caller,
-                    deployment=deployment,
-                    inputs=inputs,
-                    decisions=decisions,
-                    charge=None,
-                    claim=claim,
-                )
+                await self.caller(ask.authorization, ask.operation)  # no limiter reads the revoked set
+                yield admission
                 return
             try:
-                demand = self._demand(caller, deployment, inputs, decisions)
+                demand = await self._demand(caller, deployment, inputs, decisions)
                 charge = await self._limiter.take(demand)
             except BaseException:
-                await self._withdraw(claim)
+                self.withdraw(claim)
                 raise
+            reserved_micros = 0 if demand.spending is None else demand.spending.cost_micros
             try:
-                yield Admission(
-                    caller=caller,
-                    deployment=deployment,
-                    inputs=inputs,
-                    decisions=decisions,
-                    charge=charge,
-                    claim=claim,
-                )
+                with self._queues.passing(deployment.pool):
+                    yield replace(admission, charge=charge, reserved_micros=reserved_micros)
             finally:
                 self._limiter.release(demand)
 
-    def _decisions(self, request_id: UUID, deployment: Deployment, inputs: Inputs) -> Decisions:
+    def _decisions(self, request_id: UUID, deployment: Deployment, inputs: Inputs, until: datetime | None) -> Decisions:
         now = self._now()
         deadline_s = self._deadline_s if inputs.timeout_s is None else min(self._deadline_s, inputs.timeout_s)
         return Decisions(
             request_id=request_id,
             admitted_at=now,
-            deadline_at=now + timedelta(seconds=deadline_s),
+            deadline_at=until or now + timedelta(seconds=deadline_s),
             version=deployment.version,
             price_id=deployment.price_id,
         )
@@ -173,20 +195,25 @@ class Gate:
             return None
         return await self._once.claim(call, decisions)
 
-    async def _withdraw(self, claim: Claim | None) -> None:
+    def withdraw(self, claim: Claim | None) -> None:
+        """The call is refused, and nothing of it is on the log."""
         if claim is not None and self._once is not None:
-            await self._once.withdraw(claim)
+            self._once.withdraw(claim)
 
-    def _demand(self, caller: Caller, deployment: Deployment, inputs: Inputs, decisions: Decisions) -> Demand:
+    async def _demand(self, caller: Caller, deployment: Deployment, inputs: Inputs, decisions: Decisions) -> Demand:
         """What the call would take. Raises ApiError when the queue or the customer's money is known not to allow it."""
         self._queues.check(deployment.pool, within_s=(decisions.deadline_at - self._now()).total_seconds())
         cost = Cost(items=inputs.item_count, tokens=inputs.tokens)
-        spending = None if self._money is None else self._money.spending(caller, decisions.price_id, cost)
+        spending = None
+        if self._money is not None:
+            spending = await self._money.spending(caller, decisions.price_id, cost, decisions.admitted_at)
         return Demand(
             caller=caller,
             model=deployment.model,
             cost=cost,
             request_id=decisions.request_id,
+            # What another call began is put on the log only now, and the ledger is past it only then.
+            admitted_at=max(decisions.admitted_at, self._now()),
             until=decisions.deadline_at,
             spending=spending,
         )
@@ -200,11 +227,11 @@ class Gate:
 
     def models(self) -> Sequence[Sequence[Deployment]]:
         """Every routable model's versions, the routed one first."""
-        return list(self._versions.catalogue.deployments.values())
+        return self._versions.listed()
 
-    def resolve(self, model: str, version: str | None = None) -> Deployment:
-        """What a model name means now. Raises NotFound, BadInput, Unavailable."""
-        return self._versions.resolve(model, version)
+    def resolve(self, model: str, reference: str | None, caller: Caller) -> Deployment:
+        """What a model's name means now for a caller. Raises NotFound, BadInput, Unavailable."""
+        return self._versions.resolve(model, reference, customer_id=caller.customer_id)
 
 
 def refused(error: ApiError, charge: Charge | None) -> ApiError:

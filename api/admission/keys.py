@@ -1,111 +1,45 @@
-"""Who calls: the shape of an API key, and the callers known to this process.
+"""The callers known to this process, by their keys.
 
-A key is looked up in Postgres at most every 5 s; its revocation does not wait for that, because the limiter reads the
-revoked set in the call that takes a token. While Postgres is away, keys seen in the last 30 s go on working.
+A key is looked up in Postgres when it is first seen, and again only after it has changed: the feed (`key_feed`) says
+when, twice a second. While Postgres is away, what was true within the last 30 s goes on working, and then nothing does.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
-import re
-import secrets
 import time
-import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Protocol, TypeVar
 
 from api.admission.caller import Caller
+from api.admission.key_record import KeyRecord, caller_of
+from api.admission.key_shape import bearer, digest, key_id_of
 from api.errors import Unauthorized, Unavailable
 
 T = TypeVar("T")
 
-_BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-_ID_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
-_SECRET_BITS = 256
-_SECRET_CHARS = 43  # 62**43 > 2**256
-_KEY = re.compile(r"il_([a-z0-9]{1,12})_([0-9a-z]{12})_([0-9A-Za-z]{43})([0-9a-f]{8})")
-
+#: How long what is known of a key counts without asking, and how long when nobody answers.
 FRESH_S = 5.0
 STALE_S = 30.0
 _UNKNOWN_FRESH_S = 1.0
 _AWAY_PAUSE_S = 0.5
-_MAX_KNOWN = 20_000
+#: Some 330 bytes each, 450 when each is of another customer.
+_MAX_KNOWN = 100_000
 _MAX_UNKNOWN = 1_000
+#: Callers that are ready made, some 1.2 kB each.
+_MAX_CALLERS = 8_192
+#: Customers whose changes are remembered one by one.
+_MAX_CHANGED = 20_000
+#: A key whose changes come faster than it can be looked up is looked up again at its next call.
+_LOOKUP_TRIES = 3
 # Fewer than the pool has connections, so that known keys and routes always find one.
 _STRANGERS_AT_ONCE = 2
 # Room for the first calls after a start, when every key is new; and no longer than a caller should wait to hear no.
 _STRANGERS_WAITING = 64
 _STRANGER_WAITS_S = 0.5
-
-HOW = "send the header 'Authorization: Bearer <your key>'"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MintedKey:
-    """A new key: `secret` is the whole key and shown once, `secret_sha256` is what is stored."""
-
-    key_id: str
-    secret: str
-    secret_sha256: bytes
-
-
-def _checksum(text: str) -> str:
-    return f"{zlib.crc32(text.encode()):08x}"
-
-
-def digest(key: str) -> bytes:
-    """What is stored of a key. A plain SHA-256 is enough, because a key holds 256 random bits."""
-    return hashlib.sha256(key.encode()).digest()
-
-
-def mint(environment: str) -> MintedKey:
-    """A new random key `il_<env>_<id>_<secret><checksum>`."""
-    key_id = "".join(secrets.choice(_ID_ALPHABET) for _ in range(12))
-    number = secrets.randbits(_SECRET_BITS)
-    chars = []
-    for _ in range(_SECRET_CHARS):
-        number, at = divmod(number, 62)
-        chars.append(_BASE62[at])
-    start = f"il_{environment}_{key_id}_{''.join(chars)}"
-    key = start + _checksum(start)
-    return MintedKey(key_id=key_id, secret=key, secret_sha256=digest(key))
-
-
-def key_id_of(key: str, environment: str) -> str:
-    """The public id inside a key. Raises Unauthorized, without any lookup, for what cannot be one of our keys."""
-    match = _KEY.fullmatch(key)
-    if match is None:
-        raise Unauthorized("this is not an inferlog key; expected il_<environment>_<id>_<secret>")
-    if _checksum(key[:-8]) != match[4]:
-        raise Unauthorized("the key's checksum does not fit: a character was lost or changed")
-    if match[1] != environment:
-        raise Unauthorized(f"the key belongs to environment '{match[1]}', this is '{environment}'")
-    return match[2]
-
-
-def bearer(authorization: str | None) -> str:
-    """The key in an Authorization header. Raises Unauthorized when there is none."""
-    if authorization is None:
-        raise Unauthorized(f"no key; {HOW}")
-    scheme, _, key = authorization.partition(" ")
-    key = key.strip()
-    if scheme.lower() != "bearer" or not key:
-        raise Unauthorized(f"the Authorization header holds no bearer key; {HOW}")
-    return key
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyRecord:
-    """A key as stored."""
-
-    caller: Caller
-    secret_sha256: bytes
-    expires_at: datetime | None
-    revoked: bool
 
 
 class KeySourceAway(RuntimeError):
@@ -119,10 +53,17 @@ class KeySource(Protocol):
         """The key with this id, None when there is none. Raises KeySourceAway."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Entry:
+    """What is known of a key since `asked_s`; `era` is how often changes had been told when it was asked, and _CHANGED
+    once the key itself has changed."""
+
     record: KeyRecord
-    fetched_s: float
+    asked_s: float
+    era: int
+
+
+_CHANGED = -1
 
 
 class Keys:
@@ -146,7 +87,15 @@ class Keys:
         self._now = now
         self._known: dict[str, _Entry] = {}
         self._unknown: dict[str, float] = {}
+        self._callers: dict[str, tuple[KeyRecord, Caller]] = {}
         self._lookups: dict[str, asyncio.Task[None]] = {}
+        self._changed_meanwhile: set[str] = set()
+        # How often changes have been told, at which of those times which customer had changed, and at which everything.
+        self._era = 0
+        self._customers: dict[str, int] = {}
+        self._all_era = 0
+        # What was not told to have changed was true then.
+        self._current_s = float("-inf")
         self._strangers = 0
         self._turns = asyncio.Semaphore(_STRANGERS_AT_ONCE)
         # Monotonic times until which Postgres is not asked, for known ids and for others.
@@ -155,8 +104,8 @@ class Keys:
     async def identify(self, authorization: str | None, *, fresh_s: float = FRESH_S) -> Caller:
         """The caller of this Authorization header.
 
-        `fresh_s` is how old an earlier lookup may be. Raises Unauthorized, or Unavailable when Postgres is away
-        and the key was not seen in the last 30 s, or when too many unknown keys are being looked up.
+        `fresh_s` is how old what is known may be. Raises Unauthorized, or Unavailable when Postgres is away and what
+        is known was true more than 30 s ago, or when too many unknown keys are being looked up.
         """
         key = bearer(authorization)
         key_id = key_id_of(key, self._environment)
@@ -169,12 +118,50 @@ class Keys:
             raise Unauthorized("this key was revoked", code="revoked_api_key")
         if record.expires_at is not None and record.expires_at <= self._now():
             raise Unauthorized("this key has expired", code="expired_api_key")
-        return record.caller
+        return self._caller(record)
+
+    def _caller(self, record: KeyRecord) -> Caller:
+        """The same object for as long as the key stays as it is and is used."""
+        made = self._callers.pop(record.key_id, None)
+        if made is None or made[0] is not record:
+            made = (record, caller_of(record))
+        _put(self._callers, record.key_id, made, at_most=_MAX_CALLERS)
+        return made[1]
+
+    # -- what the feed says -------------------------------------------------------------------------------------------
+
+    def current(self, *, as_of_s: float) -> None:
+        """Every change up to then has been told (monotonic time)."""
+        self._current_s = as_of_s
+
+    def changed(self, key_ids: Collection[str], customer_ids: Collection[str]) -> None:
+        """These keys, and all keys of these customers, are looked up before they count again."""
+        if not key_ids and not customer_ids:
+            return
+        self._era += 1
+        for key_id in key_ids:
+            self._unknown.pop(key_id, None)
+            if (entry := self._known.get(key_id)) is not None:
+                entry.era = _CHANGED
+        # An answer that is on its way may be from before the change.
+        self._changed_meanwhile.update(self._lookups.keys() & set(key_ids))
+        self._customers.update(dict.fromkeys(customer_ids, self._era))
+        if len(self._customers) > _MAX_CHANGED:
+            self.all_changed()
+
+    def all_changed(self) -> None:
+        """Anything may have changed: every key is looked up before it counts again."""
+        self._era += 1
+        self._all_era = self._era
+        self._customers.clear()
+        self._unknown.clear()
+
+    # -- what is known, and what is looked up -------------------------------------------------------------------------
 
     async def _record(self, key_id: str, fresh_s: float) -> KeyRecord | None:
         """The stored key, None when there is none with this id."""
         entry = self._known.get(key_id)
-        if entry is not None and self._clock() - entry.fetched_s <= fresh_s:
+        if entry is not None and self._age_s(entry) <= fresh_s:
             return entry.record
         if entry is None and self._is_unknown(key_id):
             return None
@@ -186,11 +173,18 @@ class Keys:
                 # One caller in a while finds out; the others do not queue behind a server that hangs.
                 self._away_until_s[known] = self._clock() + _AWAY_PAUSE_S
         entry = self._known.get(key_id)
-        if entry is not None and self._clock() - entry.fetched_s <= STALE_S:
+        if entry is not None and self._age_s(entry) <= STALE_S:
             return entry.record
         if entry is None and self._is_unknown(key_id):
             return None
         raise Unavailable("keys cannot be checked now: the model registry does not answer", code="registry_away")
+
+    def _age_s(self, entry: _Entry) -> float:
+        """For how long nobody has said that this is still true."""
+        return float("inf") if self._has_changed(entry) else self._clock() - max(entry.asked_s, self._current_s)
+
+    def _has_changed(self, entry: _Entry) -> bool:
+        return entry.era < max(self._all_era, self._customers.get(entry.record.customer.customer_id, 0))
 
     def _is_unknown(self, key_id: str) -> bool:
         fetched_s = self._unknown.get(key_id)
@@ -210,6 +204,7 @@ class Keys:
 
     def _looked(self, key_id: str, task: asyncio.Task[None], *, known: bool) -> None:
         del self._lookups[key_id]
+        self._changed_meanwhile.discard(key_id)
         self._strangers -= not known
         if not task.cancelled():
             task.exception()  # seen here even when every caller has left
@@ -225,13 +220,22 @@ class Keys:
             self._turns.release()
 
     async def _look_up(self, key_id: str) -> None:
-        record = await self._source.find(key_id)
+        for _ in range(_LOOKUP_TRIES):
+            self._changed_meanwhile.discard(key_id)
+            asked_s, era = self._clock(), self._era
+            record = await self._source.find(key_id)
+            if key_id in self._changed_meanwhile:
+                era = _CHANGED
+            entry = None if record is None else _Entry(record=record, asked_s=asked_s, era=era)
+            if era >= self._all_era and (entry is None or not self._has_changed(entry)):
+                break
         self._known.pop(key_id, None)
         self._unknown.pop(key_id, None)
-        if record is None:
-            _put(self._unknown, key_id, self._clock(), at_most=_MAX_UNKNOWN)
+        if entry is None:
+            _put(self._unknown, key_id, asked_s, at_most=_MAX_UNKNOWN)
         else:
-            _put(self._known, key_id, _Entry(record=record, fetched_s=self._clock()), at_most=_MAX_KNOWN)
+            # By the record's own text, so that the id is in memory once.
+            _put(self._known, entry.record.key_id, entry, at_most=_MAX_KNOWN)
 
 
 def _put(entries: dict[str, T], key_id: str, value: T, *, at_most: int) -> None:

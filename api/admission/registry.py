@@ -1,4 +1,4 @@
-"""The model registry in Postgres, as admission reads it: keys, routes and versions.
+"""The model registry in Postgres, as admission reads it: versions, routes and aliases.
 
 Every read is over within its deadline; an outage becomes the error of the port that asked.
 """
@@ -6,51 +6,22 @@ Every read is over within its deadline; an outage becomes the error of the port 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
 
-from api.admission.buckets import limit
-from api.admission.caller import Caller
-from api.admission.keys import KeyRecord, KeySourceAway
-from api.admission.versions import RegisteredVersion, RegistryAway, Route
-from infra.postgres import DatabaseUnavailable, Pool, Record, fetch_within, queries
+import orjson
+
+from api.admission.catalogue import Alias, RegisteredVersion
+from api.admission.versions import Changes, RegistryAway
+from infra.postgres import DatabaseUnavailable, Pool, fetch_within, queries
+from schemas.ids import EPOCH
 from schemas.manifest import Manifest, ManifestError
+from schemas.routes import Revision, Route
 
 logger = logging.getLogger(__name__)
 
-_KEY_WITHIN_S = 1.0
-_ROUTES_WITHIN_S = 2.0
-
-
-class PostgresKeys:
-    """Implements the port KeySource."""
-
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-        self._find = queries("api")["key"]
-
-    async def find(self, key_id: str) -> KeyRecord | None:
-        """See KeySource."""
-        try:
-            rows = await fetch_within(self._pool, _KEY_WITHIN_S, self._find, key_id)
-        except DatabaseUnavailable as error:
-            raise KeySourceAway(str(error)) from error
-        return key_record(rows[0]) if rows else None
-
-
-def key_record(row: Record) -> KeyRecord:
-    """A row of the statement `key` as a value."""
-    customer_id, key_id = row["customer_id"], row["key_id"]
-    limits = (
-        limit(f"key:{key_id}", requests_per_s=row["requests_per_s"], burst=row["burst"]),
-        limit(f"customer:{customer_id}", requests_per_s=row["customer_requests_per_s"], burst=row["customer_burst"]),
-    )
-    return KeyRecord(
-        caller=Caller(customer_id=customer_id, key_id=key_id, limits=limits),
-        secret_sha256=row["secret_sha256"],
-        expires_at=row["expires_at"],
-        revoked=row["revoked_at"] is not None,
-    )
+_WITHIN_S = 2.0
 
 
 class PostgresRegistry:
@@ -58,48 +29,69 @@ class PostgresRegistry:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._queries = queries("api")
-        self._unusable: set[str] = set()
+        self._statement = queries("api.admission")["registry_changes"]
+        # A version may be told twice, and making a manifest of its text is most of the work.
+        self._known: dict[tuple[str, str], RegisteredVersion | None] = {}
 
-    async def routes(self) -> Sequence[Route]:
-        """See Registry."""
-        return [
-            Route(
-                model=row["model"],
-                version=row["version"],
-                pool=row["pool"],
-                spread=row["spread"],
-                price_id=row["price_id"],
-                created_at=row["created_at"],
-            )
-            for row in await self._fetch("routes")
-        ]
-
-    async def new_versions(self, since: datetime, known: Sequence[str]) -> Sequence[RegisteredVersion]:
-        """See Registry. A version whose manifest is not the one its hash names is left out, and said so."""
-        found = []
-        for row in await self._fetch("new_versions", since, list(known)):
-            try:
-                manifest = Manifest.from_bytes(row["manifest"].encode(), version=row["version"])
-            except ManifestError as error:
-                if row["version"] not in self._unusable:
-                    fields = {"model": row["model"], "version": row["version"], "why": error}
-                    logger.error("a registered version is unusable", extra={"fields": fields})
-                self._unusable.add(row["version"])
-                continue
-            found.append(
-                RegisteredVersion(
-                    model=row["model"],
-                    version=row["version"],
-                    manifest=manifest,
-                    artifact_uri=row["artifact_uri"],
-                    created_at=row["created_at"],
-                )
-            )
-        return found
-
-    async def _fetch(self, name: str, *args: object) -> list[Record]:
+    async def changes(self, since: int) -> Changes:
+        """See Registry. A version whose manifest is not the one its hash names is left out, and said so once."""
         try:
-            return await fetch_within(self._pool, _ROUTES_WITHIN_S, self._queries[name], *args)
+            rows = await fetch_within(self._pool, _WITHIN_S, self._statement, str(since))
         except DatabaseUnavailable as error:
             raise RegistryAway(str(error)) from error
+        found: dict[str, list[Any]] = {"horizon": [], "version": [], "revision": [], "alias": []}
+        if since == 0:
+            self._known = {}
+        for row in rows:
+            found[row["kind"]].append(orjson.loads(row["found"]))
+        versions = [self._version(document) for document in found["version"]]
+        return Changes(
+            horizon=int(found["horizon"][0]),
+            versions=[version for version in versions if version is not None],
+            revisions=[_revision(document) for document in found["revision"]],
+            aliases=[Alias(**document) for document in found["alias"]],
+        )
+
+    def _version(self, row: Mapping[str, Any]) -> RegisteredVersion | None:
+        name = row["model"], row["version"]
+        if name not in self._known:
+            self._known[name] = _registered(row)
+        return self._known[name]
+
+
+def _registered(row: Mapping[str, Any]) -> RegisteredVersion | None:
+    try:
+        manifest = Manifest.from_bytes(row["manifest"].encode(), version=row["version"])
+    except ManifestError as error:
+        fields = {"model": row["model"], "version": row["version"], "why": error}
+        logger.error("a registered version is unusable", extra={"fields": fields})
+        return None
+    return RegisteredVersion(
+        model=row["model"],
+        version=row["version"],
+        manifest=manifest,
+        artifact_uri=row["artifact_uri"],
+        created_at=_moment(row["created_us"]),
+    )
+
+
+def _revision(row: Mapping[str, Any]) -> Revision:
+    return Revision(
+        model=row["model"],
+        number=row["number"],
+        route=Route(
+            version=row["version"],
+            pool=row["pool"],
+            spread=row["spread"],
+            price_id=row["price_id"],
+            canaries=row["canaries"],
+            pins=row["pins"],
+        ),
+        effective_at=_moment(row["effective_us"]),
+        is_scheduled=row["change"] == "SCHEDULED",
+        is_withdrawn=row["withdrawn"],
+    )
+
+
+def _moment(micros: int) -> datetime:
+    return EPOCH + timedelta(microseconds=micros)

@@ -1,21 +1,34 @@
-"""What the calls of every surface have in common: who calls, and whether it is a repetition of an earlier call."""
+"""What the calls of every surface have in common: who calls, whether it repeats an earlier call, and how it is told.
+
+An answer counts as told once it was handed to its connection in whole; what was lost on the way there is told again.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
+from collections.abc import Iterator
+from functools import partial
 
 from aiohttp import web
 
 from api.admission.caller import Caller
 from api.admission.once import Sameness
 from api.errors import BadInput
-from api.surfaces.http import read_body
+from api.inference import Answer
+from api.middleware import marks
+from api.services import INFERENCE, REQUEST_ID
+from api.surfaces.http import drop_body, read_body
+from api.surfaces.pieces import tell_in_pieces
 
 _IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
 #: The `openai` client's own count of its repetitions of a call: 0, 1, 2, ….
 _RETRY_COUNT = "x-stainless-retry-count"
 _RETRIES = re.compile(r"\d{1,4}")
+#: And how long it waits for an answer before it repeats the call, in seconds.
+_READ_TIMEOUT = "x-stainless-read-timeout"
+_LONGEST_PATIENCE_S = 3600.0
 
 
 class HttpCall:
@@ -45,8 +58,44 @@ class HttpCall:
             key=key,
             retry=int(retry) if is_counted else None,
             digest=await self._digest() if told else b"",
+            patience_s=_patience_s(self._request.headers.get(_READ_TIMEOUT)) if is_counted else 0.0,
         )
+
+    def forget(self) -> None:
+        """See Ask: a call may wait long for its answer, and its inputs are held beside its body."""
+        drop_body(self._request)
 
     async def _digest(self) -> bytes:
         body = await read_body(self._request)
         return hashlib.sha256(self._request.path.encode() + b"\n" + body).digest()
+
+
+def _patience_s(text: str | None) -> float:
+    """What the client says, 0 when it says nothing that can be used."""
+    try:
+        patience_s = float(text or 0)
+    except ValueError:
+        return 0.0
+    return min(patience_s, _LONGEST_PATIENCE_S) if math.isfinite(patience_s) and patience_s > 0 else 0.0
+
+
+async def tell(request: web.Request, answer: Answer, response: web.Response) -> web.StreamResponse:
+    """Hand the answer to the caller's connection; at once, if it matters whether that was done."""
+    request[REQUEST_ID] = answer.request_id
+    if answer.admission.claim is None:
+        return response
+    response.headers.update(marks(answer.request_id))
+    try:
+        await response.prepare(request)
+        await response.write_eof()
+    except ConnectionError:  # the caller has gone, and is told when it comes again
+        return response
+    request.app[INFERENCE].answered(answer)
+    return response
+
+
+async def tell_whole(request: web.Request, answer: Answer, pieces: Iterator[bytes]) -> web.StreamResponse:
+    """The same for a large answer, in pieces."""
+    request[REQUEST_ID] = answer.request_id
+    told = partial(request.app[INFERENCE].answered, answer)
+    return await tell_in_pieces(request, pieces, headers=answer.headers, told=told)

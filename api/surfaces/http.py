@@ -2,37 +2,71 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 import orjson
 from aiohttp import web
 
-from api.errors import BadInput, TooLarge
+from api.bodies import WITHIN_S
+from api.errors import BadInput, TooLarge, UnsupportedEncoding
+from api.services import BODIES, CONNECTIONS
 
-BODY_WITHIN_S = 10.0
+_BODY = web.RequestKey("body", bytes)
 
 
-async def read_body(request: web.Request, *, within_s: float = BODY_WITHIN_S) -> bytes:
-    """The whole body. Raises TooLarge, also for a chunked body without a length; BadInput when it does not arrive."""
+async def read_body(request: web.Request, *, within_s: float = WITHIN_S) -> bytes:
+    """The whole body; it is kept for who asks again, until `drop_body`.
+
+    Raises UnsupportedEncoding; TooLarge, also for a chunked body without a length; BadInput when it does not arrive;
+    Unavailable when too much is arriving.
+    """
+    known: bytes | None = request.get(_BODY)
+    if known is not None:
+        return known
+    encoding = request.headers.getall("Content-Encoding", [])
+    if any(coding.strip().lower() not in ("", "identity") for line in encoding for coding in line.split(",")):
+        raise UnsupportedEncoding(
+            f"Content-Encoding: expected none, found '{', '.join(encoding)[:100]}'; send the body as it is",
+            param="Content-Encoding",
+        )
     limit = request.client_max_size
     if request.content_length is not None and request.content_length > limit:
-        raise _too_large(limit)
+        raise TooLarge(f"the body is larger than {limit} bytes")
     try:
         if request.content.is_eof():  # it came with the headers: reading cannot wait
-            return await request.read()
-        return await asyncio.wait_for(request.read(), within_s)
-    except web.HTTPRequestEntityTooLarge as error:
-        raise _too_large(limit) from error
-    except asyncio.TimeoutError as error:
-        raise BadInput(f"the body did not arrive within {within_s:g} s", code="body_timeout") from error
+            body = await request.content.read()
+            if len(body) > limit:
+                raise TooLarge(f"the body is larger than {limit} bytes")
+        else:
+            body = await _arriving(request, limit, within_s)
     except web.RequestPayloadError as error:
         raise BadInput(f"the body cannot be read: {error}", code="body_unreadable") from error
+    request[_BODY] = body
+    return body
 
 
-def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"the body is larger than {limit} bytes")
+async def _arriving(request: web.Request, limit: int, within_s: float) -> bytes:
+    connections, transport = request.app[CONNECTIONS], request.transport
+
+    async def next_piece() -> bytes:
+        piece = await request.content.readany()
+        connections.took(transport)
+        return piece
+
+    # By key, which was found to be good before any body is read; the little that is read without one is as by one key.
+    return await request.app[BODIES].read(
+        request.headers.get("Authorization", ""),
+        next_piece,
+        size_bytes=request.content_length,
+        limit_bytes=limit,
+        within_s=within_s,
+    )
+
+
+def drop_body(request: web.Request) -> None:
+    """Forget the body: a call may wait long for its answer, and holds its inputs by then."""
+    request.pop(_BODY, None)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

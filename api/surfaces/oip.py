@@ -9,15 +9,17 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from api.admission.catalogue import Deployment
 from api.admission.gate import Inputs
-from api.admission.versions import Deployment
+from api.admission.references import split_name
 from api.errors import NO_RETRY, ApiError, BadInput, Unavailable
 from api.inference import Answer
 from api.services import GATE, HEALTH, INFERENCE, QUEUES, REQUEST_ID, TRACEPARENT
-from api.surfaces.call import HttpCall
+from api.surfaces.call import HttpCall, tell, tell_whole
 from api.surfaces.http import json_answer, json_kind, parse_object, read_body
-from api.surfaces.pieces import require_text, tell_in_pieces, tensor_pieces
+from api.surfaces.pieces import require_text, tensor_pieces
 from api.surfaces.tensor_json import parse_inputs, render_tensor
+from api.surfaces.token_bound import tokens_of
 from schemas.manifest import TensorSpec
 from schemas.tensors import Tensor
 
@@ -50,7 +52,7 @@ class InferCall(HttpCall):
     async def target(self) -> tuple[str, str | None]:
         """See Ask: the path says it."""
         match = self._request.match_info
-        return match["model"], match.get("version")
+        return split_name(match["model"], match.get("version"))
 
     async def inputs(self, deployment: Deployment) -> Inputs:
         """See Ask."""
@@ -66,7 +68,8 @@ class InferCall(HttpCall):
         self.caller_id = caller_id
         self.wanted = _wanted(document.get("outputs"), deployment.manifest.outputs)
         tensors, items = parse_inputs(document.get("inputs"), deployment.manifest)
-        return Inputs(tensors=tensors, item_count=items, timeout_s=_timeout_s(document.get("parameters")))
+        timeout_s, tokens = _timeout_s(document.get("parameters")), tokens_of(tensors, deployment)
+        return Inputs(tensors=tensors, item_count=items, tokens=tokens, timeout_s=timeout_s)
 
 
 async def infer(request: web.Request) -> web.StreamResponse:
@@ -74,8 +77,8 @@ async def infer(request: web.Request) -> web.StreamResponse:
     call = InferCall(request)
     async with request.app[INFERENCE].run(call, request[REQUEST_ID], request[TRACEPARENT]) as answer:
         if answer.is_large:
-            return await tell_in_pieces(request, _pieces(call, answer), headers=answer.headers)
-    return json_answer(_document(call, answer), headers=answer.headers)
+            return await tell_whole(request, answer, _pieces(call, answer))
+    return await tell(request, answer, json_answer(_document(call, answer), headers=answer.headers))
 
 
 def _document(call: InferCall, answer: Answer) -> dict[str, Any]:
@@ -177,12 +180,12 @@ async def ready(request: web.Request) -> web.Response:
 
 async def model_metadata(request: web.Request) -> web.Response:
     """`GET /v2/models/{model}[/versions/{version}]`."""
-    deployment = await _known(request)
-    versions = [d.version for known in request.app[GATE].models() if known[0].model == deployment.model for d in known]
+    deployment, is_named = await _known(request)
+    listed = () if is_named else next((k for k in request.app[GATE].models() if k[0].model == deployment.model), ())
     return json_answer(
         {
             "name": deployment.model,
-            "versions": [deployment.version] if "version" in request.match_info else versions,
+            "versions": [deployment.version, *(d.version for d in listed if d.version != deployment.version)],
             "platform": f"pytorch_{deployment.manifest.layout}",
             "inputs": [_spec(s) for s in deployment.manifest.inputs],
             "outputs": [_spec(s) for s in deployment.manifest.outputs],
@@ -192,15 +195,17 @@ async def model_metadata(request: web.Request) -> web.Response:
 
 async def model_ready(request: web.Request) -> web.Response:
     """`GET /v2/models/{model}[/versions/{version}]/ready`: 503 when the model's pool has no queue or too long a one."""
-    deployment = await _known(request)
+    deployment, _ = await _known(request)
     request.app[QUEUES].check(deployment.pool)
     return json_answer({"name": deployment.model, "ready": True})
 
 
-async def _known(request: web.Request) -> Deployment:
+async def _known(request: web.Request) -> tuple[Deployment, bool]:
+    """What the path means for the caller, and whether it names a version."""
     gate = request.app[GATE]
-    await gate.caller(request.headers.get("Authorization"), "models")
-    return gate.resolve(request.match_info["model"], request.match_info.get("version"))
+    caller = await gate.caller(request.headers.get("Authorization"), "models")
+    model, reference = split_name(request.match_info["model"], request.match_info.get("version"))
+    return gate.resolve(model, reference, caller), reference is not None
 
 
 def _spec(spec: TensorSpec) -> dict[str, Any]:

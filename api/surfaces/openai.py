@@ -10,15 +10,17 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from api.admission.catalogue import Deployment
 from api.admission.gate import Inputs
-from api.admission.versions import Deployment
+from api.admission.references import split_name
 from api.errors import BadInput, NotFound
 from api.inference import Answer
 from api.services import GATE, INFERENCE, REQUEST_ID, TRACEPARENT
-from api.surfaces.call import HttpCall
+from api.surfaces.call import HttpCall, tell, tell_whole
 from api.surfaces.http import json_answer, json_kind, parse_object, read_body
-from api.surfaces.pieces import PIECE_ELEMENTS, array_pieces, in_groups, tell_in_pieces
+from api.surfaces.pieces import PIECE_ELEMENTS, array_pieces, in_groups
 from api.surfaces.tensor_json import item_count
+from api.surfaces.token_bound import most_tokens
 from schemas.records import Task
 from schemas.tensors import Tensor, bytes_tensor
 
@@ -43,13 +45,13 @@ class EmbeddingsCall(HttpCall):
         return "embeddings"
 
     async def target(self) -> tuple[str, str | None]:
-        """See Ask: the body says it, as `name` or `name@version`."""
+        """See Ask: the body says it, as `name` or `name@reference`."""
         self._document = parse_object(await read_body(self._request))
         model = self._document.get("model")
         if not isinstance(model, str) or not model:
             raise BadInput(f"model: expected a model's name, found {json_kind(model)}", param="model")
         self.model = model
-        return _named(model)
+        return split_name(model)
 
     async def inputs(self, deployment: Deployment) -> Inputs:
         """See Ask."""
@@ -64,18 +66,15 @@ class EmbeddingsCall(HttpCall):
             )
         texts = _texts(self._document.get("input"))
         tensor = bytes_tensor(deployment.manifest.inputs[0].name, (text.encode() for text in texts))
-        return Inputs(tensors=(tensor,), item_count=item_count((tensor,)))
+        self._document = {}  # it may hold far more than its texts, and the call lasts
+        tokens = most_tokens(texts, max_length=deployment.manifest.max_length)
+        return Inputs(tensors=(tensor,), item_count=item_count((tensor,)), tokens=tokens)
 
     def _encoding(self) -> str:
         encoding = self._document.get("encoding_format", "float")
         if encoding not in ("float", "base64"):
             raise BadInput("encoding_format: expected 'float' or 'base64'", param="encoding_format")
         return str(encoding)
-
-
-def _named(model: str) -> tuple[str, str | None]:
-    name, at, version = model.partition("@")
-    return name, version.removeprefix("sha256:") if at else None
 
 
 def _texts(found: Any) -> Sequence[str]:
@@ -102,8 +101,8 @@ async def embeddings(request: web.Request) -> web.StreamResponse:
     call = EmbeddingsCall(request)
     async with request.app[INFERENCE].run(call, request[REQUEST_ID], request[TRACEPARENT]) as answer:
         if answer.is_large:
-            return await tell_in_pieces(request, _pieces(call, answer), headers=answer.headers)
-    return json_answer(_document(call, answer), headers=answer.headers)
+            return await tell_whole(request, answer, _pieces(call, answer))
+    return await tell(request, answer, json_answer(_document(call, answer), headers=answer.headers))
 
 
 def _document(call: EmbeddingsCall, answer: Answer) -> dict[str, Any]:
@@ -140,17 +139,18 @@ def _vectors(tensor: Tensor, as_base64: bool) -> Iterator[Any]:
 async def models(request: web.Request) -> web.Response:
     """`GET /v1/models`."""
     gate = request.app[GATE]
-    await gate.caller(request.headers.get("Authorization"), "models")
-    return json_answer({"object": "list", "data": [_model(known[0].model, known[0]) for known in gate.models()]})
+    caller = await gate.caller(request.headers.get("Authorization"), "models")
+    names = [known[0].model for known in gate.models()]
+    return json_answer({"object": "list", "data": [_model(name, gate.resolve(name, None, caller)) for name in names]})
 
 
 async def model(request: web.Request) -> web.Response:
-    """`GET /v1/models/{id}`, where id is `name` or `name@version`."""
+    """`GET /v1/models/{id}`, where id is `name` or `name@reference`."""
     gate = request.app[GATE]
-    await gate.caller(request.headers.get("Authorization"), "models")
+    caller = await gate.caller(request.headers.get("Authorization"), "models")
     name = request.match_info["id"]
     try:
-        deployment = gate.resolve(*_named(name))
+        deployment = gate.resolve(*split_name(name), caller)
     except NotFound as error:
         raise NotFound(error.message, code="model_not_found", param="model") from error
     return json_answer(_model(name, deployment))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -29,9 +29,15 @@ READ_WITHIN_S = 30.0
 
 
 async def tell_in_pieces(
-    request: web.Request, pieces: Iterator[bytes], *, headers: Mapping[str, str], within_s: float = READ_WITHIN_S
+    request: web.Request,
+    pieces: Iterator[bytes],
+    *,
+    headers: Mapping[str, str],
+    within_s: float = READ_WITHIN_S,
+    told: Callable[[], None] = lambda: None,
 ) -> web.StreamResponse:
-    """Answer with these pieces of JSON, chunked. A caller that has not read them within `within_s` is cut off.
+    """Answer with these pieces of JSON, chunked. A caller that has not read them within `within_s` is cut off; `told`
+    is called when all of them were handed to its connection.
 
     What rendering the first piece raises is raised here; later there is no way to tell it but to cut the answer off.
     """
@@ -46,6 +52,7 @@ async def tell_in_pieces(
             await response.write(piece)
             piece = await loop.run_in_executor(None, next, pieces, None)
         await response.write_eof()
+        told()
 
     try:
         await asyncio.wait_for(write(), within_s)

@@ -19,11 +19,10 @@ import click
 from benchmarks.ledger import kafka_streams, sink
 from benchmarks.ledger.events import Generated, differences, recently
 from benchmarks.ledger.pace import Pace, pace
+from benchmarks.ledger.product import running
 from benchmarks.ledger.watched import Failed, faust_worker, program, watch
 from benchmarks.ledger.world import World, servers, sums_of
 from docs.demo.shell import say
-from infra.postgres import open_connection
-from infra.settings import PostgresSettings
 from tests.processes import free_port
 
 CONTENDERS = ("faust", "agent", "loop", "sink", "kafka-streams")
@@ -104,24 +103,15 @@ class _Bench:
     async def _ledger(self, mode: str) -> None:
         """The product's own worker in one of its modes, whole."""
         began, world, total = time.monotonic(), self._world, self._generated.events
-        log = world.home / f"{mode}.log"
-        async with (
-            world.database(mode) as env,
-            open_connection(PostgresSettings(dsn=env["INFERLOG_POSTGRES_DSN"])) as connection,
-        ):
-            # The group stands where an earlier contender left it, and the ledger is empty: as after a restore, the
-            # ledger moves the group back to its own position and reads everything again.
-            own = {
-                **env,
-                "INFERLOG_LEDGER_MODE": mode,
-                "INFERLOG_LEDGER_REWIND": "1",
-                "INFERLOG_LEDGER_HORIZON_DAYS": "3650",
-            }
-            async with program(faust_worker("streams.app"), own, log) as process:
-                samples = await watch(
-                    process, lambda: world.position(connection), total=total, log=log, servers=world.pids
-                )
-            self._check(mode, differences(self._generated.once, await sums_of(connection)))
+        async with running(world, mode, name=mode) as product:
+            samples = await watch(
+                product.process,
+                lambda: world.position(product.tables),
+                total=total,
+                log=product.log,
+                servers=world.pids,
+            )
+            self._check(mode, differences(self._generated.once, await sums_of(product.tables)))
         self._tell(mode, pace(samples, total=total), began)
 
     async def _sink(self) -> None:

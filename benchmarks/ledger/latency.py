@@ -11,23 +11,21 @@ import asyncio
 import json
 import os
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import click
 
 from benchmarks.ledger.events import usage_event
-from benchmarks.ledger.watched import Failed, faust_worker, program, tail
+from benchmarks.ledger.product import Product, running
+from benchmarks.ledger.watched import Failed, tail
 from benchmarks.ledger.world import World, servers
 from docs.demo.shell import say
 from infra.kafka import open_producer
-from infra.postgres import Connection, open_connection, queries
-from infra.settings import PostgresSettings
+from infra.postgres import Connection, queries
 from schemas.codec import encode
 
 MODES = ("agent", "loop")
@@ -64,28 +62,16 @@ def main(seconds: float, rate: float, only: tuple[str, ...], seed: int | None) -
 
 
 async def _measure(world: World, mode: str, rate: float, seconds: float, seed: int) -> dict[str, float]:
-    log = world.home / f"latency-{mode}.log"
-    name = f"latency-{mode}"
-    async with (
-        world.database(name) as env,
-        open_connection(PostgresSettings(dsn=env["INFERLOG_POSTGRES_DSN"])) as connection,
-    ):
-        own = {
-            **env,
-            "INFERLOG_LEDGER_MODE": mode,
-            "INFERLOG_LEDGER_REWIND": "1",
-            "INFERLOG_LEDGER_HORIZON_DAYS": "3650",
-        }
-        async with program(faust_worker("streams.app"), own, log) as process:
-            looks: list[tuple[float, dict[int, int]]] = []
-            looking = asyncio.create_task(_look(world, connection, looks))
-            try:
-                warm_up = await _write(world, rate=rate, seconds=_WARM_UP_S, seed=seed + 1)
-                await _visible(warm_up, looks, process, looking, log)  # the worker may have started after them
-                due = await _write(world, rate=rate, seconds=seconds, seed=seed)
-                await _visible(due, looks, process, looking, log)
-            finally:
-                looking.cancel()
+    async with running(world, mode, name=f"latency-{mode}") as product:
+        looks: list[tuple[float, dict[int, int]]] = []
+        looking = asyncio.create_task(_look(world, product.tables, looks))
+        try:
+            warm_up = await _write(world, rate=rate, seconds=_WARM_UP_S, seed=seed + 1)
+            await _visible(warm_up, looks, product, looking)  # the worker may have started after them
+            due = await _write(world, rate=rate, seconds=seconds, seed=seed)
+            await _visible(due, looks, product, looking)
+        finally:
+            looking.cancel()
     latencies = latencies_s(due, looks)
     return {
         "events": len(latencies),
@@ -103,17 +89,16 @@ def percentiles_ms(ordered_s: Sequence[float]) -> dict[str, float]:
 async def _visible(
     due: Mapping[Place, float],
     looks: Sequence[tuple[float, Mapping[int, int]]],
-    process: subprocess.Popen[bytes],
+    product: Product,
     looking: asyncio.Task[None],
-    log: Path,
 ) -> None:
     """Return when all of these are in the ledger. Raises Failed, and what ended the looking."""
     ends = time.monotonic() + _VISIBLE_WITHIN_S
     while not looks or not _past(looks[-1][1], due):
         if looking.done():
             looking.result()
-        if process.poll() is not None or time.monotonic() > ends:
-            raise Failed(f"records are missing in the ledger\n{tail(log)}")
+        if product.process.poll() is not None or time.monotonic() > ends:
+            raise Failed(f"records are missing in the ledger\n{tail(product.log)}")
         await asyncio.sleep(_LOOK_S)
 
 

@@ -16,10 +16,10 @@ from infra.kafka import TopicPartition, open_consumer
 from infra.postgres import open_connection, open_pool, queries
 from infra.settings import PostgresSettings
 from schemas.topics import USAGE
-from streams.ledger.dead_letters import RawRecord
 from streams.ledger.delivery import Delivery
 from streams.ledger.ports import Transaction
 from streams.ledger.projections import hourly_rows, processed_rows
+from streams.ledger.raw import RawRecord
 from streams.ledger.sorting import SortedBatch
 from streams.ledger.stretches import following
 from streams.ledger.tables import Ledger

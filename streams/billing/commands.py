@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from infra.away import unanswered
 from infra.postgres import is_outage
 from infra.settings import billing_settings
 from infra.telemetry import configure_logging
@@ -79,7 +80,7 @@ def _finish(work: Coroutine[Any, Any, T]) -> T:
     except Exception as error:
         if not is_outage(error):
             raise
-        raise click.ClickException(f"Postgres is away: {error!r}") from error
+        raise click.ClickException(unanswered("Postgres", error)) from error
 
 
 def _print_pass(report: PassReport, as_json: bool) -> None:

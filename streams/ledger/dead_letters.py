@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 from uuid import UUID
@@ -56,18 +55,6 @@ def kind_of(reason: str) -> Kind:
 
 class AllRecordsBad(RuntimeError):
     """Every record of a large batch was refused: the fault is ours (an unknown schema, a changed table), not theirs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RawRecord:
-    """A record as read from the log, with its place. `follows` is the position of its reader just before it."""
-
-    topic: str
-    partition: int
-    offset: int
-    follows: int
-    key: bytes | None
-    value: bytes | None
 
 
 def refuse_if_systemic(dead: Sequence[DeadLetter], *, total: int) -> None:

@@ -1,4 +1,4 @@
-"""The boundary between the log and the ledger: decode, hold while Postgres is away, bisect to the one bad record.
+"""The boundary between the log and the ledger: decode, hold while Postgres is away, set aside what cannot be counted.
 
 Returns only after COMMIT; the caller acknowledges then, and not before. Raising means that nothing was acknowledged.
 """
@@ -13,14 +13,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta, timezone
 
 from infra.kafka import BusUnavailable
-from infra.postgres import is_data_error, is_outage
+from infra.pause import Pause
+from infra.postgres import is_outage
 from infra.schema_feed import learn_nothing
 from schemas.evidence import dead_letter
 from schemas.records import DeadLetter
-from streams.ledger.dead_letters import RawRecord, contradiction, refuse_if_systemic
+from streams.ledger.dead_letters import contradiction, refuse_if_systemic
 from streams.ledger.dedup import AHEAD, Overtaken, sift
 from streams.ledger.ports import Transaction, TransactionSource
 from streams.ledger.projections import LocatedUsage, Turns, in_turns
+from streams.ledger.raw import RawRecord
 from streams.ledger.sorting import SortedBatch, sort_in_steps
 from streams.ledger.stretches import Stretch
 
@@ -119,7 +121,7 @@ class Delivery:
 
     async def _held(self, attempt: Callable[[], Awaitable[None]], *, server: str, began: float) -> None:
         """Attempt something of this server's until it is done, holding the batch while the server is away."""
-        pause = FIRST_PAUSE_S
+        pause = Pause(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         try:
             while True:
                 try:
@@ -137,8 +139,7 @@ class Delivery:
                         log.warning("holding a batch: %s: %s", type(error).__name__, error)
                     self._waits[server] = f"{type(error).__name__}: {error}"
                 # Half fixed, half random: workers that lost the same server do not return to it in step.
-                await self._sleep(min(pause * (0.5 + self._jitter() / 2), max(self._give_up_s - waited, 0)))
-                pause = min(pause * 2, LONGEST_PAUSE_S)
+                await self._sleep(min(pause.next_s() * (0.5 + self._jitter() / 2), max(self._give_up_s - waited, 0)))
             if server in self._waits:
                 log.info("%s is back after %.1f s", server, self._clock() - began)
         finally:
@@ -167,9 +168,10 @@ class Delivery:
             fit, objections = await self._fit(transaction, batch)
             dead += [dead_letter(u.source, reason, occurred_at=now) for u, reason in objections]
             for usages in fit.turns:
-                new, rows, refused = await self._settle(transaction, usages)
-                counted += new
-                hour_rows += rows
+                found = await transaction.count(usages)
+                counted += len(found.fresh)
+                hour_rows += found.rows
+                refused = [*found.refused, *((u, contradiction(u.record.request_id)) for u in found.contradicting)]
                 dead += [x for u, reason in refused for x in _letters(u, fit, reason, now=now)]
             self._refuse_if_systemic(dead, total=batch.total)
             new_letters = await transaction.set_aside(dead)
@@ -198,27 +200,6 @@ class Delivery:
     def _refuse_if_systemic(self, dead: list[DeadLetter], *, total: int) -> None:
         if not self._set_aside_all:
             refuse_if_systemic(dead, total=total)
-
-    async def _settle(
-        self, transaction: Transaction, usages: list[LocatedUsage]
-    ) -> tuple[int, int, list[tuple[LocatedUsage, str]]]:
-        """Count these records; when Postgres refuses the data, halve until the records to blame stand alone.
-
-        Returns how many were new, in how many rows, and those that were not taken, each with the reason.
-        """
-        try:
-            counted = await transaction.count(usages)
-        except Exception as error:
-            if not is_data_error(error):
-                raise
-            if len(usages) == 1:
-                return 0, 0, [(usages[0], f"{type(error).__name__}: {error}")]
-        else:
-            return counted.new, counted.rows, [(u, contradiction(u.record.request_id)) for u in counted.contradicting]
-        middle = len(usages) // 2
-        left, left_rows, left_refused = await self._settle(transaction, usages[:middle])
-        right, right_rows, right_refused = await self._settle(transaction, usages[middle:])
-        return left + right, left_rows + right_rows, left_refused + right_refused
 
 
 def _letters(usage: LocatedUsage, batch: Turns, reason: str, *, now: datetime) -> list[DeadLetter]:

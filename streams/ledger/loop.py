@@ -21,11 +21,13 @@ from infra.kafka import (
     TopicPartition,
     open_consumer,
 )
+from infra.kafka_group import is_member, refusal
 from infra.settings import StreamsSettings
 from streams.garbage import collect_seldom
-from streams.ledger.dead_letters import RawRecord
 from streams.ledger.delivery import Delivery
-from streams.ledger.footing import Followed, Footing
+from streams.ledger.footing import Fetch, Footing
+from streams.ledger.membership import LOOK_S, Membership
+from streams.ledger.raw import RawRecord
 from streams.ledger.sorting import SortedBatch
 from streams.ledger.stretches import Stretch
 
@@ -42,12 +44,22 @@ _MAX_POLL_S = 1000.0
 class UsageLoop(Service, ConsumerRebalanceListener):  # type: ignore[misc]  # the libraries have no types
     """A member of the ledger's group. Whatever `delivery` raises ends the process, with nothing of it committed."""
 
-    def __init__(self, settings: StreamsSettings, *, topic: str, group: str, delivery: Delivery, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        settings: StreamsSettings,
+        *,
+        topic: str,
+        group: str,
+        delivery: Delivery,
+        membership: Membership,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self._settings = settings
         self._topic = topic
         self._group = group
         self._delivery = delivery
+        self._membership = membership
         self._footing = Footing()
         self._covered: dict[TopicPartition, int] = {}
         self._gathered: list[RawRecord] = []
@@ -117,8 +129,20 @@ class UsageLoop(Service, ConsumerRebalanceListener):  # type: ignore[misc]  # th
 
     async def _fetch(self, consumer: AIOKafkaConsumer, *, wait_s: float) -> None:
         room = self._settings.batch_records - len(self._gathered)
-        fetched = await consumer.getmany(timeout_ms=int(wait_s * 1000), max_records=room)
-        self._gathered += _raw(await self._footing.follow(consumer, fetched))
+        # Whoever asks for records is told that the group refuses; ending at once would leave nobody time to mend that.
+        refused = refusal(consumer)
+        if refused is None:
+            try:
+                fetched = await consumer.getmany(timeout_ms=int(wait_s * 1000), max_records=room)
+            except KafkaError:
+                refused = refusal(consumer)
+                if refused is None:
+                    raise
+            else:
+                self._gathered += _raw(await self._footing.follow(consumer, fetched))
+        self._membership.heard(refused, member=is_member(consumer))
+        if refused is not None:
+            await asyncio.sleep(LOOK_S)
 
     async def _write(self, batch: SortedBatch) -> None:
         self._cover(await self._delivery.write(batch))
@@ -172,9 +196,9 @@ class UsageLoop(Service, ConsumerRebalanceListener):  # type: ignore[misc]  # th
         self.rebalancing = False
 
 
-def _raw(followed: dict[TopicPartition, Followed]) -> list[RawRecord]:
+def _raw(fetched: dict[TopicPartition, Fetch]) -> list[RawRecord]:
     return [
         RawRecord(topic=r.topic, partition=r.partition, offset=r.offset, follows=follows, key=r.key, value=r.value)
-        for records in followed.values()
-        for follows, r in records
+        for fetch in fetched.values()
+        for follows, r in fetch.records
     ]

@@ -1,4 +1,4 @@
-"""What delivering a batch needs of the ledger, whatever keeps it: Postgres (`tables`), or a test's memory.
+"""What delivering a batch needs of the ledger, whatever keeps it: Postgres (`transaction`), or a test's memory.
 
 No code: the calls of one transaction, in the order in which they are made.
 """
@@ -16,7 +16,7 @@ from streams.ledger.stretches import Stretch
 
 
 class Transaction(Protocol):
-    """What a batch needs of an open ledger transaction (streams.ledger.tables.LedgerTransaction fits)."""
+    """What a batch needs of an open ledger transaction (streams.ledger.transaction.LedgerTransaction fits)."""
 
     async def opening(self, stretches: Sequence[Stretch]) -> Opening:
         """What the ledger knows as the transaction begins; comes first."""
@@ -25,7 +25,7 @@ class Transaction(Protocol):
         """Those of these places that have a dead letter."""
 
     async def count(self, usages: Sequence[LocatedUsage]) -> Counted:
-        """Bill what was never billed, inside a savepoint, and tell what contradicts what was."""
+        """Bill what was never billed; tell what contradicts what was, and what was refused and left nothing behind."""
 
     async def set_aside(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
         """Keep dead letters; returns those that were not kept before."""

@@ -5,7 +5,7 @@ Pure. Rows come sorted by their primary keys, so that two writers always lock in
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from hashlib import blake2b
@@ -15,7 +15,7 @@ from uuid import UUID
 import orjson
 
 from schemas.records import UsageRecorded
-from streams.ledger.dead_letters import RawRecord
+from streams.ledger.raw import RawRecord
 
 DIGEST_BYTES = 16
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -51,12 +51,13 @@ class Turns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """What became of records that Postgres took: how many were new, in how many rows of the hours, and those that the
-    ledger knows otherwise.
+    """What became of records: which were new and count now, in how many rows of the hours; which the ledger knows
+    otherwise; and which Postgres refused, each with its error.
     """
 
-    new: int
-    contradicting: list[LocatedUsage]
+    fresh: Sequence[LocatedUsage] = ()
+    contradicting: Sequence[LocatedUsage] = ()
+    refused: Sequence[tuple[LocatedUsage, str]] = ()
     rows: int = field(default=0, compare=False)
 
 
@@ -140,6 +141,12 @@ def in_turns(usages: Iterable[LocatedUsage]) -> Turns:
         turns[len(said[request_id])].append(usage)
         said[request_id].append(usage.digest)
     return Turns(turns=turns, copies=copies)
+
+
+def row_order(usage: LocatedUsage) -> tuple[str, int, str, str, str, list[str]]:
+    """Sorts records as the rows of `usage_hourly` that they go into, by the first row of each."""
+    r = usage.record
+    return r.customer_id, (r.occurred_at - _EPOCH) // _HOUR, r.model, r.version, r.price_id, sorted(r.quantities)
 
 
 def processed_rows(usages: Iterable[LocatedUsage]) -> list[tuple[UUID, datetime, bytes]]:

@@ -17,9 +17,10 @@ from typing import Any, Final
 from uuid import UUID
 
 from infra.pause import Pause
-from infra.postgres import Connection, connect, is_outage, is_unusable, queries
+from infra.postgres import Connection, connect, queries
 from infra.settings import PostgresSettings
 from infra.turns import Turn
+from streams.rounds import Rounds
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,6 @@ SESSION: Final = "inferlog dedup pruner"
 #: A ledger that has just begun has records to count first.
 FIRST_ROUND_S: Final = 60.0
 ROUND_S: Final = 600.0
-_LONGEST_PAUSE_S: Final = 60.0
 _FIRST_POLL_S: Final = 0.1
 _LONGEST_POLL_S: Final = 5.0
 #: Between two slices: at least so long, and three times as long as the last one took.
@@ -45,7 +45,7 @@ class Known:
     watermarks: int
 
 
-class Pruner:
+class Pruner(Rounds):
     """Keeps `processed_requests` of one database to the requests of about the last `horizon`.
 
     `group` and `topic` name the ledger's position, `partitions` is how many the topic has. `state` is starting, standby
@@ -63,14 +63,12 @@ class Pruner:
         horizon: timedelta,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
+        super().__init__("letting go of counted requests", first_round_s=FIRST_ROUND_S, round_s=ROUND_S, sleep=sleep)
         self._postgres = postgres
         self._group = group
         self._topic = topic
         self._partitions = partitions
         self._horizon = horizon
-        self._sleep = sleep
-        self.state = "starting"
-        self.why: str | None = None
         self.let_go = 0
         self.counts_from: datetime | None = None
         self.finished_at: datetime | None = None
@@ -84,30 +82,6 @@ class Pruner:
             "let_go": self.let_go,
             "finished_at": _iso(self.finished_at),
         }
-
-    async def run(self) -> None:
-        """A round every ROUND_S until cancelled. No failure ends it: it is said once, and the next one comes sooner."""
-        await self._sleep(FIRST_ROUND_S)
-        pause = Pause(1.0, _LONGEST_PAUSE_S)
-        while True:
-            try:
-                await self.round()
-                pause = Pause(1.0, _LONGEST_PAUSE_S)
-                await self._sleep(ROUND_S)
-                continue
-            except Exception as error:  # noqa: BLE001 (none may end the ledger, which counts without it)
-                self._stand_still(error)
-            await self._sleep(pause.next_s())
-
-    def _stand_still(self, error: Exception) -> None:
-        if not (is_outage(error) or is_unusable(error)):
-            log.error("letting go of counted requests failed and is tried again", exc_info=error)
-        elif self.state != "away":
-            log.warning("letting go of counted requests waits: %s: %s", type(error).__name__, error)
-        self._enter("away", f"{type(error).__name__}: {error}")
-
-    def _enter(self, state: str, why: str | None = None) -> None:
-        self.state, self.why = state, why
 
     async def round(self) -> None:
         """Move the horizon as far as the ledger has come, then let go of what lies past it.

@@ -29,6 +29,10 @@ FROM unnest($1::text[], $2::timestamptz[], $3::text[], $4::text[], $5::text[], $
 ON CONFLICT (customer_id, hour, model, version, price_id, meter)
 DO UPDATE SET quantity = u.quantity + excluded.quantity, updated_at = now()
 
+-- name: forget
+-- Requests that this transaction put in, and whose usage was then refused.
+DELETE FROM processed_requests WHERE request_id = ANY($1::uuid[])
+
 -- name: letters_at
 SELECT topic, partition, "offset" FROM dead_letters
 JOIN unnest($1::text[], $2::integer[], $3::bigint[]) AS said (topic, partition, "offset")

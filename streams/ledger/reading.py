@@ -14,8 +14,8 @@ from infra.quick_uuid import QuickUuid
 from schemas.codec import bare
 from schemas.ranges import FIRST_MOMENT, LAST_MOMENT, LONG_MAX
 from schemas.records import UsageRecorded
-from streams.ledger.dead_letters import RawRecord
 from streams.ledger.projections import LocatedUsage, digest_of
+from streams.ledger.raw import RawRecord
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND: Final = timedelta(microseconds=1)

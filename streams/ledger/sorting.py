@@ -13,9 +13,9 @@ from datetime import datetime, timezone
 from schemas.codec import DecodeError, UnknownSchema, decode_at
 from schemas.evidence import dead_letter
 from schemas.records import DeadLetter, UsageRecorded
-from streams.ledger.dead_letters import RawRecord
 from streams.ledger.dedup import Extent
 from streams.ledger.projections import LocatedUsage, Turns, UnfitRecord, check_fit, content_digest, in_turns
+from streams.ledger.raw import RawRecord
 from streams.ledger.reading import read_usage
 from streams.ledger.stretches import Stretch, stretches
 

@@ -1,4 +1,5 @@
-"""Tells the rows that are older than the outbox: one fact for each price, version, route and key, once per database.
+"""Tells the rows that are older than the outbox: one fact for each price, version, route, customer and key, once per
+database.
 
 They come before every fact that a command wrote, because a relay publishes nothing before it has told them all.
 """
@@ -13,7 +14,7 @@ from typing import Any, Final
 from infra.outbox import FramedFact, add_earlier_facts, framed
 from infra.postgres import Connection, Record, queries
 from schemas.headers import Stamp
-from streams.outbox.old_rows import Told, of_key, of_price, of_route, of_version
+from streams.outbox.old_rows import Told, of_customer, of_key, of_price, of_route, of_version
 
 log = logging.getLogger(__name__)
 
@@ -25,16 +26,20 @@ _MOST_NAMED: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """A table, the statement for slices of its old rows, and the fact that a row makes."""
+    """A table, the statement for slices of its old rows, the fact that a row makes, and the migration since which
+    commands tell what they change there."""
 
     table: str
     statement: str
     fact: Callable[[Record], Told]
+    since: str = "0005_facts.sql"
 
 
-# From the last to the first on the log: prices and versions come before the routes that name them.
+# From the last to the first on the log: prices and versions come before the routes that name them, customers before
+# their keys.
 _SOURCES: Final = (
     _Source(table="api_keys", statement="old_keys", fact=of_key),
+    _Source(table="customers", statement="old_customers", fact=of_customer, since="0014_key_scopes.sql"),
     _Source(table="routes", statement="old_routes", fact=of_route),
     _Source(table="model_versions", statement="old_versions", fact=of_version),
     _Source(table="prices", statement="old_prices", fact=of_price),
@@ -67,11 +72,11 @@ async def tell_old_rows(
     tables = {r["source"] for r in await connection.fetch(sql["backfill_open"])}
     told = 0
     if tables:
-        since = await connection.fetchval(sql["outbox_since"])
-        if since is None:
-            raise RuntimeError("schema_migrations does not say when 0005_facts.sql was applied")
         progress(told)
         for source in (s for s in _SOURCES if s.table in tables):
+            since = await connection.fetchval(sql["told_since"], source.since)
+            if since is None:
+                raise RuntimeError(f"schema_migrations does not say when {source.since} was applied")
             while (count := await _tell_slice(connection, source, since, rows=rows)) is not None:
                 told += count
                 progress(told)

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from infra.away import unanswered
 from infra.kafka import BusUnavailable
 from infra.kafka_admin import open_admin
 from infra.postgres import connect, queries
@@ -151,7 +152,7 @@ def problem(
 ) -> str | None:
     """What hinders the first fact of a topic, as far as it shows from outside the relay."""
     if isinstance(there, str):
-        return f"Kafka does not answer: {there}"
+        return unanswered("Kafka", there)
     if not there.get(topic, False):
         return "the topic does not exist; create it:  inferlog provision"
     if max_message_bytes is not None and first_size_bytes + _OVERHEAD_BYTES > max_message_bytes:

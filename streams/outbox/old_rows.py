@@ -9,9 +9,18 @@ import json
 from typing import Any, Final, Protocol
 from uuid import UUID, uuid5
 
-from schemas.facts import Fact, KeyChange, KeyChanged, ModelPublished, PriceBookPublished, RouteChanged
+from schemas.facts import (
+    CustomerChange,
+    CustomerChanged,
+    Fact,
+    KeyChange,
+    KeyChanged,
+    ModelPublished,
+    PriceBookPublished,
+    RouteChanged,
+)
 from schemas.records import Task
-from schemas.topics import KEYS, MODELS, PRICES, ROUTES, Topic
+from schemas.topics import CUSTOMERS, KEYS, MODELS, PRICES, ROUTES, Topic
 
 _IDS: Final = uuid5(UUID(int=0), "inferlog:backfill")
 _BY: Final[dict[str, Any]] = {"actor": "migration", "reason": "the row is older than the outbox"}
@@ -68,6 +77,22 @@ def of_route(row: Row) -> Told:
         **_BY,
     )
     return ROUTES, fact.model, fact
+
+
+def of_customer(row: Row) -> Told:
+    """The fact that a customer was created, with its rate as it is. It had no more than that then; what a command has
+    given it since, that command has told."""
+    fact = CustomerChanged(
+        event_id=uuid5(_IDS, f"customer/{row['id']}"),
+        occurred_at=row["at"],
+        customer_id=row["customer_id"],
+        change=CustomerChange.CREATED,
+        name=row["name"],
+        requests_per_s=row["requests_per_s"],
+        burst=row["burst"],
+        **_BY,
+    )
+    return CUSTOMERS, fact.customer_id, fact
 
 
 def of_key(row: Row) -> Told:

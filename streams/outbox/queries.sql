@@ -3,7 +3,7 @@
 
 -- name: backfill_begin
 INSERT INTO outbox_backfill (source, completed_at)
-VALUES ('prices', NULL), ('model_versions', NULL), ('routes', NULL), ('api_keys', NULL)
+VALUES ('prices', NULL), ('model_versions', NULL), ('routes', NULL), ('customers', NULL), ('api_keys', NULL)
 ON CONFLICT (source) DO NOTHING
 
 -- name: backfill_open
@@ -20,9 +20,9 @@ UPDATE outbox_backfill SET below_at = $2, below_id = $3 WHERE source = $1
 -- name: backfill_complete
 UPDATE outbox_backfill SET completed_at = now() WHERE source = $1
 
--- name: outbox_since
--- When the outbox came to be: changes after that wrote their facts themselves.
-SELECT applied_at FROM schema_migrations WHERE name = '0005_facts.sql'
+-- name: told_since
+-- When the migration $1 was applied: changes after that wrote their facts themselves.
+SELECT applied_at FROM schema_migrations WHERE name = $1
 
 -- name: old_prices
 SELECT p.* FROM outbox_backfill b, (
@@ -55,12 +55,22 @@ WHERE bytes_before < 8388608
 ORDER BY at DESC, id DESC
 
 -- name: old_routes
+-- The first revision of a model is its route as it was when routes got a history, whatever came after it.
 SELECT r.* FROM outbox_backfill b, (
-    SELECT updated_at AS at, model COLLATE "C" AS id, model, version, pool, spread, price_id
-    FROM routes WHERE updated_at <= $1
+    SELECT made_at AS at, model COLLATE "C" AS id, model, version, pool, spread, price_id
+    FROM route_revisions WHERE revision = 1 AND made_at <= $1
 ) AS r
 WHERE b.source = 'routes' AND (r.at, r.id) < (b.below_at, b.below_id)
 ORDER BY r.at DESC, r.id DESC
+LIMIT $2
+
+-- name: old_customers
+-- As they are now: what a command has changed since is told by that command, too.
+SELECT created_at AS at, customer_id COLLATE "C" AS id, customer_id, name, requests_per_s, burst
+FROM customers
+WHERE created_at <= $1
+  AND (created_at, customer_id COLLATE "C") < (SELECT below_at, below_id FROM outbox_backfill WHERE source = 'customers')
+ORDER BY created_at DESC, id DESC
 LIMIT $2
 
 -- name: old_keys

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from typing import Final
 
 from infra.kafka_spans import span_from
 from infra.postgres import Connection, is_data_error, queries
+from infra.schema_feed import learn_nothing
 from schemas.codec import DecodeError, decode_at
 from schemas.keys import prefixed
 from schemas.records import DeadLetter
 from schemas.topics import DEAD_LETTERS, POOL_NAME, requests_topic
 from streams.ledger.dead_letters import KIND_PATTERNS, SLICE_BYTES
-from streams.ledger.tables import LedgerTransaction
+from streams.ledger.halving import refused_of
+from streams.ledger.transaction import LedgerTransaction
 from streams.log import LogReader, Span
 
 log = logging.getLogger(__name__)
@@ -35,10 +38,19 @@ async def name_kinds(connection: Connection) -> None:
         pass
 
 
-async def collect(connection: Connection, reader: LogReader, *, namespace: str) -> int:
+async def collect(
+    connection: Connection,
+    reader: LogReader,
+    *,
+    namespace: str,
+    learn_schemas: Callable[[], Awaitable[None]] = learn_nothing,
+    max_letters: int | None = None,
+) -> int:
     """Bring what is new on the topic, up to its end as of now, into the table; returns how many letters were read.
 
-    Raises BusUnavailable, and what Postgres raises. May run many times at once: a letter is there once.
+    `learn_schemas` has this process know every schema that was published before the call. Ends early at `max_letters`;
+    the next call goes on from there. Raises BusUnavailable, and what Postgres raises. May run many times at once: a
+    letter is there once.
     """
     # Per slice one Postgres transaction: 1 letters that are not there yet  2 the offset up to which they were read
     # Dying before its COMMIT: the slice is read again. After it: it is not.
@@ -53,22 +65,31 @@ async def collect(connection: Connection, reader: LogReader, *, namespace: str) 
             await _keep(connection, ours, letters)
             await connection.execute(sql["reach"], group, topic, partition, reached)
 
-    for partition, kept in (await reader.freeze(topic, DEAD_LETTERS.partitions)).items():
+    spans = await reader.freeze(topic, DEAD_LETTERS.partitions)
+    await learn_schemas()  # after the freeze, so that whatever lies below those ends is understood
+    for partition, kept in spans.items():
         new = span_from(known.get(partition, 0), first=kept.first, end=kept.end)
         waiting: list[DeadLetter] = []
         size_bytes = 0
         span = Span(first=kept.first, begin=new.start, end=new.stop)
-        async for entry in reader.read(topic, {partition: span}):
-            letter = _taken(entry, namespace)
-            if letter is not None:
-                waiting.append(letter)
-                size_bytes += len(letter.value or b"")
-                total += 1
-            if len(waiting) >= _SLICE_LETTERS or size_bytes >= SLICE_BYTES:
-                await put(waiting, partition, entry.offset + 1)
-                waiting, size_bytes = [], 0
+        reached = new.stop
+        async with aclosing(reader.read(topic, {partition: span})) as reading:
+            async for entry in reading:
+                letter = _taken(entry, namespace)
+                if letter is not None:
+                    waiting.append(letter)
+                    size_bytes += len(letter.value or b"")
+                    total += 1
+                if total == max_letters:
+                    reached = entry.offset + 1
+                    break
+                if len(waiting) >= _SLICE_LETTERS or size_bytes >= SLICE_BYTES:
+                    await put(waiting, partition, entry.offset + 1)
+                    waiting, size_bytes = [], 0
         if new:
-            await put(waiting, partition, new.stop)
+            await put(waiting, partition, reached)
+        if total == max_letters:
+            break
     await name_kinds(connection)
     return total
 
@@ -86,15 +107,12 @@ def _taken(entry: object, namespace: str) -> DeadLetter | None:
 
 async def _keep(connection: Connection, ours: LedgerTransaction, letters: Sequence[DeadLetter]) -> None:
     """Put letters into the table; one that Postgres refuses, as only a stranger would write it, is left out."""
-    try:
+
+    async def keep(part: Sequence[DeadLetter]) -> None:
         async with connection.transaction():
-            await ours.set_aside(letters)
-    except Exception as error:
-        if not is_data_error(error):
-            raise
-        if len(letters) == 1:
+            await ours.set_aside(part)
+
+    if letters:
+        by_place = sorted(letters, key=lambda x: (x.topic, x.partition, x.offset))
+        for _, error in await refused_of(by_place, keep, blames=is_data_error):
             log.warning("a letter on the topic is left out: %s: %s", type(error).__name__, error)
-            return
-        middle = len(letters) // 2
-        await _keep(connection, ours, letters[:middle])
-        await _keep(connection, ours, letters[middle:])

@@ -19,7 +19,8 @@ from infra.postgres import Connection, open_connection
 from infra.settings import ReplaySettings
 from schemas.keys import ledger_group
 from schemas.topics import USAGE
-from streams.ledger.dead_letters import SLICE_BYTES, Kind, RawRecord
+from streams.ledger.dead_letters import SLICE_BYTES, Kind
+from streams.ledger.raw import RawRecord
 from streams.log import LogReader, LogRecord, open_log
 from streams.quarantine import shelf
 from streams.quarantine.collect import collect, name_kinds

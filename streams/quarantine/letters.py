@@ -10,10 +10,8 @@ from datetime import datetime
 from enum import Enum
 from typing import Final
 
-from schemas.keys import prefixed
-from schemas.topics import Topic
-from streams.ledger.dead_letters import RawRecord
-from streams.replay.export import ExportError, find_topic
+from schemas.topics import Topic, UnknownTopic, find_topic, short_name
+from streams.ledger.raw import RawRecord
 
 _LARGEST_PARTITION: Final = 2**31 - 1
 _LARGEST_OFFSET: Final = 2**63 - 1
@@ -52,20 +50,15 @@ class Place:
 
     def short(self, *, namespace: str) -> str:
         """The place as commands take it, with the topic's short name."""
-        return f"{short_topic(self.topic, namespace=namespace)}/{self.partition}/{self.offset}"
+        return f"{short_name(self.topic, namespace=namespace)}/{self.partition}/{self.offset}"
 
 
 def topic_named(name: str, *, namespace: str) -> Topic:
     """The topic of a short or full name, in its namespace. Raises PlaceError."""
     try:
         return find_topic(name, namespace=namespace)
-    except ExportError as error:
+    except UnknownTopic as error:
         raise PlaceError(str(error)) from error
-
-
-def short_topic(topic: str, *, namespace: str) -> str:
-    """`usage` for `inference.usage.v1`."""
-    return topic.removeprefix(prefixed(namespace, "")).removeprefix("inference.").removesuffix(".v1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

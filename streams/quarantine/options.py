@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from infra.arguments import Moment
+from infra.away import unanswered
 from infra.settings import ReplaySettings, replay_settings
 from streams.ledger.dead_letters import Kind
 from streams.quarantine.desk import Desk
@@ -52,4 +53,4 @@ def selecting(command: Callable[..., R]) -> Callable[..., R]:
 def say_away(desk: Desk) -> None:
     """On standard error, that letters may be missing."""
     if desk.away is not None:
-        click.echo(f"Kafka does not answer, so new letters of workers may be missing: {desk.away}", err=True)
+        click.echo(unanswered("Kafka", desk.away, but=", so new letters of workers may be missing"), err=True)

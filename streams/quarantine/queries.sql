@@ -39,9 +39,11 @@ WHERE ($1::text IS NULL OR topic = $1) AND ($2::text IS NULL OR state = $2) AND 
   AND ($4::timestamptz IS NULL OR seen_at >= $4) AND ($5::timestamptz IS NULL OR seen_at < $5)
 
 -- name: summary
--- Ids and numbers differ from letter to letter and say nothing about how many there are of a sort.
+-- Ids, digests, bytes and numbers differ from letter to letter and say nothing about how many there are of a sort.
 SELECT topic, state, kind, regexp_replace(
-           reason, '[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9]+', '#', 'g') AS reason,
+           reason,
+           '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\m[0-9a-f]{8,}\M|\m[0-9a-f]*[0-9][0-9a-f]*\M|(?<=found )[0-9a-f]+$|[0-9]+',
+           '#', 'g') AS reason,
        count(*) AS letters, min(seen_at) AS first_seen_at, max(seen_at) AS last_seen_at
 FROM dead_letters
 WHERE ($1::text IS NULL OR topic = $1) AND ($2::text IS NULL OR state = $2) AND ($3::text IS NULL OR kind = $3)

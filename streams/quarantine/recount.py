@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from infra.postgres import Connection, is_data_error
 from schemas.codec import DecodeError, decode_at
 from schemas.records import UsageRecorded
-from streams.ledger.dead_letters import Kind, RawRecord, contradiction, kind_of
+from streams.ledger.dead_letters import Kind, contradiction, kind_of
 from streams.ledger.projections import LocatedUsage, UnfitRecord, check_fit, content_digest, in_turns
-from streams.ledger.tables import LedgerTransaction
+from streams.ledger.raw import RawRecord
+from streams.ledger.transaction import LedgerTransaction
 
 #: Raises UnfitRecord for a record that is fit but of a time in which the ledger counts nothing by itself.
 CheckTime = Callable[[UsageRecorded], None]
@@ -34,7 +34,6 @@ class Recounted:
 
 
 async def recount(
-    connection: Connection,
     ledger: LedgerTransaction,
     records: Sequence[RawRecord],
     *,
@@ -69,7 +68,7 @@ async def recount(
     turns = in_turns(usages)
     counted: list[tuple[RawRecord, Recounted]] = []
     for turn in turns.turns:
-        for usage, one in await _count(connection, ledger, turn):
+        for usage, one in await _count(ledger, turn):
             counted.append((usage.source, one))
             copies = turns.copies.get((usage.record.request_id, usage.digest), [])
             counted += [(copy, Recounted(why=one.why)) for copy in copies]
@@ -77,36 +76,13 @@ async def recount(
     return found
 
 
-class _SomeWereNew(Exception):
-    """Which ones is asked of each half."""
-
-
-async def _count(
-    connection: Connection, ledger: LedgerTransaction, usages: Sequence[LocatedUsage]
-) -> list[tuple[LocatedUsage, Recounted]]:
-    """Count records of different requests; when they do not share one fate, each half by itself."""
-    try:
-        async with connection.transaction():
-            counted = await ledger.count(usages)
-            if counted.new not in (0, len(usages)):
-                raise _SomeWereNew
-    except _SomeWereNew:
-        pass
-    except Exception as error:
-        if not is_data_error(error):
-            raise
-        if len(usages) == 1:
-            return [(usages[0], Recounted(why=f"{type(error).__name__}: {error}"))]
-    else:
-        contradicting = {u.record.request_id for u in counted.contradicting}
-        new = counted.new > 0
-        return [
-            (u, Recounted(why=_contradiction(u)) if u.record.request_id in contradicting else Recounted(new=new))
-            for u in usages
-        ]
-    middle = len(usages) // 2
-    left = await _count(connection, ledger, usages[:middle])
-    return left + await _count(connection, ledger, usages[middle:])
+async def _count(ledger: LedgerTransaction, usages: Sequence[LocatedUsage]) -> list[tuple[LocatedUsage, Recounted]]:
+    """Count records of different requests."""
+    counted = await ledger.count(usages)
+    refused = {u.record.request_id: why for u, why in counted.refused}
+    refused |= {u.record.request_id: _contradiction(u) for u in counted.contradicting}
+    new = {u.record.request_id for u in counted.fresh}
+    return [(u, Recounted(new=u.record.request_id in new, why=refused.get(u.record.request_id))) for u in usages]
 
 
 def _contradiction(usage: LocatedUsage) -> str:

@@ -15,9 +15,10 @@ from typing import Final
 
 from infra.actor import Author
 from infra.postgres import Connection, queries
-from streams.ledger.dead_letters import Kind, RawRecord
+from streams.ledger.dead_letters import Kind
 from streams.ledger.dedup import AHEAD
-from streams.ledger.tables import LedgerTransaction
+from streams.ledger.raw import RawRecord
+from streams.ledger.transaction import LedgerTransaction
 from streams.quarantine.letters import Place, State
 from streams.quarantine.recount import recount
 
@@ -74,7 +75,6 @@ async def redrive(
         ledger = LedgerTransaction(connection, group=group)
         bounds = (await ledger.opening()).bounds
         counts = await recount(
-            connection,
             ledger,
             [r for r in records if place_of(r) in held],
             accept=accept,

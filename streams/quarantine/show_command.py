@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from infra.away import unanswered
 from infra.kafka import BusUnavailable
 from infra.settings import ReplaySettings, replay_settings
 from schemas.facts import Record
@@ -80,7 +81,7 @@ def show_command(place: str, limit_bytes: int, as_json: bool) -> None:
     settings = replay_settings()
     found = asyncio.run(_find(settings, place_of(place, settings)))
     if found.evidence is None and found.entry is None:
-        why = f" (Kafka does not answer: {found.away})" if found.away else ""
+        why = f": {unanswered('Kafka', found.away)}" if found.away else ""
         raise click.ClickException(f"{place}: there is no dead letter, and no record on the log{why}")
     click.echo(json.dumps(_plain(found)) if as_json else "\n".join(_lines(found, limit_bytes)))
 
@@ -105,7 +106,7 @@ async def _find(settings: ReplaySettings, place: Place) -> Found:
 
 def _on_log(found: Found) -> str:
     if found.away:
-        return f"unknown, Kafka does not answer: {found.away}"
+        return f"unknown, {unanswered('Kafka', found.away)}"
     if found.entry is None:
         return "no longer there"
     return f"still there, written at {stamp(found.entry.time)}"

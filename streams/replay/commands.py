@@ -12,10 +12,12 @@ from datetime import datetime
 import click
 
 from infra.arguments import Moment, Seconds
+from infra.away import unanswered
 from infra.kafka import BusUnavailable
 from infra.postgres import is_outage
 from infra.settings import ReplaySettings, replay_settings
 from streams.log import no_progress
+from streams.replay.evidence import TopicsMissing
 from streams.replay.proofs import Verdict
 from streams.replay.verify import NotCaughtUp, Report, wait_for_ledger
 from streams.replay.verify import verify as prove
@@ -43,12 +45,14 @@ def verify(since: datetime | None, wait: bool, wait_timeout_s: float, as_json: b
     settings = replay_settings()
     try:
         report = asyncio.run(_run(settings, since, wait_timeout_s if wait else None, quiet=as_json))
-    except (BusUnavailable, NotCaughtUp) as error:
+    except (TopicsMissing, NotCaughtUp) as error:
         _could_not(str(error), as_json=as_json)
+    except BusUnavailable as error:
+        _could_not(unanswered("Kafka", error), as_json=as_json)
     except Exception as error:
         if not is_outage(error):
             raise
-        _could_not(f"Postgres cannot be reached: {type(error).__name__}: {error}", as_json=as_json)
+        _could_not(unanswered("Postgres", error), as_json=as_json)
     else:
         click.echo(json.dumps(_plain(report)) if as_json else _table(report))
         raise SystemExit(report.exit_code)
@@ -84,6 +88,7 @@ def _plain(report: Report) -> dict[str, object]:
         "hours": report.hours,
         "open": report.open_ids,
         "undecodable": dict(report.undecodable),
+        "written_off": dict(report.written_off),
         "open_letters": dict(report.open_letters),
     }
 
@@ -98,6 +103,10 @@ def _table(report: Report) -> str:
                 lines.append("    open (the first ones): " + ", ".join(report.open_ids))
         lines.append("")
     lines += [f"{topic}: {count} records do not decode" for topic, count in sorted(report.undecodable.items())]
+    lines += [
+        f"{topic}: {count} records that do not decode were discarded"
+        for topic, count in sorted(report.written_off.items())
+    ]
     lines += [
         f"{topic}: {count} dead letters are open; see  inferlog dead-letters list"
         for topic, count in report.open_letters.items()

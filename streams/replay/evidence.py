@@ -6,7 +6,8 @@ What does not decode is counted and shown to whoever wants its place; what to ma
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TypeVar
@@ -26,6 +27,10 @@ CLOCK_MARGIN = timedelta(minutes=10)
 R = TypeVar("R", InferenceRequested, InferenceFinished, UsageRecorded)
 
 
+class TopicsMissing(BusUnavailable):
+    """Kafka answers, and has no topics of this namespace."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Topics:
     """The topics of one namespace by name: those of all pools' requests, and how many partitions each has."""
@@ -38,12 +43,17 @@ class Topics:
 
 @dataclass(slots=True)
 class Reading:
-    """Reads typed records; `undecodable` counts per topic the others."""
+    """Reads typed records; `undecodable` counts per topic the others, but for those that somebody has discarded.
+
+    `discarded` are the places (topic, partition, offset) of these; `written_off` counts those that do not decode.
+    """
 
     reader: LogReader
     topics: Topics
     progress: Progress
-    undecodable: dict[str, int] = field(default_factory=dict)
+    discarded: Set[tuple[str, int, int]] = frozenset()
+    undecodable: Counter[str] = field(default_factory=Counter)
+    written_off: Counter[str] = field(default_factory=Counter)
 
     async def freeze(self, topic: str, since: datetime | None) -> dict[int, Span]:
         """The spans of a topic as of now, beginning a margin before `since`."""
@@ -63,7 +73,8 @@ class Reading:
             try:
                 record = decode_at(entry, kind)
             except DecodeError:
-                self.undecodable[topic] = self.undecodable.get(topic, 0) + 1
+                is_written_off = (topic, entry.partition, entry.offset) in self.discarded
+                (self.written_off if is_written_off else self.undecodable)[topic] += 1
                 broken(entry)
             else:
                 use(entry, record)
@@ -91,7 +102,7 @@ async def survey(settings: ReplaySettings) -> tuple[Topics, dict[tuple[str, int]
     )
     absent = [t for t in (topics.usage, topics.results) if t not in partitions]
     if absent or not requests:
-        raise BusUnavailable(f"topics are missing ({', '.join(absent) or any_pool}); run 'inferlog provision'")
+        raise TopicsMissing(f"topics are missing ({', '.join(absent) or any_pool}); run 'inferlog provision'")
     return topics, committed
 
 

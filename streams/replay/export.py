@@ -5,8 +5,7 @@ Ends are frozen before the first record is read and live offsets are never touch
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
@@ -19,9 +18,8 @@ from infra.postgres import open_connection, queries
 from infra.settings import KafkaSettings, PostgresSettings
 from schemas.codec import DecodeError, decode_at
 from schemas.facts import Record
-from schemas.keys import prefixed
 from schemas.lockfile import latest
-from schemas.topics import POOL_NAME, Topic, all_topics, requests_topic
+from schemas.topics import Topic
 from streams.log import LogRecord, Progress, Span, no_progress, open_log
 from streams.replay.evidence import CLOCK_MARGIN
 from streams.replay.rows import Csv, JsonLines, Row, RowWriter
@@ -76,7 +74,10 @@ class Selection:
 
 @dataclass(slots=True, kw_only=True)
 class Summary:
-    """What an export holds: records written, offsets [begin, end) read per partition, and what did not decode."""
+    """What an export holds: records written, offsets [begin, end) read per partition, and what did not decode.
+
+    `written_off` counts the undecodable ones that somebody has discarded; they are in no other figure.
+    """
 
     topic: str
     record: str
@@ -85,6 +86,7 @@ class Summary:
     size_bytes: int = 0
     spans: dict[int, Span] = field(default_factory=dict)
     undecodable: int = 0
+    written_off: int = 0
     places: list[dict[str, object]] = field(default_factory=list)
 
     def note(self, error: DecodeError) -> None:
@@ -103,6 +105,7 @@ class Summary:
             "size_bytes": self.size_bytes,
             "spans": [{"partition": p, **_without_first(asdict(s))} for p, s in sorted(self.spans.items())],
             "undecodable": {"count": self.undecodable, "first": self.places},
+            "written_off": self.written_off,
         }
 
 
@@ -114,28 +117,6 @@ def require_customers(topic: Topic) -> None:
     """Raises ExportError when a topic's records are no customer's."""
     if "customer_id" not in {f.name for f in fields(cast("Any", topic.record))}:
         raise ExportError(f"{topic.record.__name__} has no customer_id, so --customer selects nothing from it")
-
-
-def find_topic(name: str, *, namespace: str = "") -> Topic:
-    """The topic of a short name (`usage`, `requests.POOL`) or a full one, in its namespace. Raises ExportError."""
-    known = {_short(t.name): t for t in all_topics()}
-    short = _short(name.removeprefix(prefixed(namespace, "")))
-    pool = re.fullmatch(rf"requests(?:\.({POOL_NAME}))?", short)
-    if pool is not None:
-        found: Topic | None = requests_topic(pool.group(1)) if pool.group(1) else requests_topic()
-    else:
-        found = known.get(short)
-    if found is None:
-        names = ", ".join(["usage", "results", "requests[.POOL]", *sorted(known.keys() - _LISTED_FIRST)])
-        raise ExportError(f"there is no topic '{name}'; expected one of {names}")
-    return found.in_namespace(namespace)
-
-
-_LISTED_FIRST = {"usage", "results", "requests.default"}
-
-
-def _short(name: str) -> str:
-    return name.removeprefix("inference.").removesuffix(".v1")
 
 
 def writer_for(form: Format) -> MakeWriter:
@@ -158,6 +139,18 @@ def writer_for(form: Format) -> MakeWriter:
     return ParquetFile
 
 
+async def nothing_discarded(_topic: str) -> Set[tuple[int, int]]:
+    """What is discarded where nobody can be asked."""
+    return frozenset()
+
+
+async def discarded_of(settings: PostgresSettings, topic: str) -> Set[tuple[int, int]]:
+    """The places of a topic whose dead letters were discarded. Raises what infra.postgres raises when it is away."""
+    async with open_connection(settings) as connection:
+        rows = await connection.fetch(queries("streams.replay")["discarded_of"], topic)
+    return {(r["partition"], r["offset"]) for r in rows}
+
+
 async def export(
     settings: KafkaSettings,
     topic: Topic,
@@ -165,14 +158,17 @@ async def export(
     make_writer: MakeWriter,
     out: Output,
     *,
+    discarded: Callable[[str], Awaitable[Set[tuple[int, int]]]] = nothing_discarded,
     progress: Progress = no_progress,
 ) -> Summary:
     """Write the selected records of a topic, in order of offset within each partition, and say what that was.
 
     Every record is resolved to the newest schema known here, whichever version it was written with. A record that does
-    not decode has no time of its own: it counts when its time on the log lies in the span. Raises ExportError,
+    not decode has no time of its own: it counts when its time on the log lies in the span. `discarded` tells which
+    (partition, offset) of a topic operators have discarded, and is asked at most once. Raises ExportError,
     BusUnavailable, KafkaError.
     """
+    known: Set[tuple[int, int]] | None = None
     summary = Summary(topic=topic.name, record=topic.record.SCHEMA, schema_id=latest(topic.record.SCHEMA).id)
     async with open_admin(settings) as admin:
         partitions = (await admin.partitions([topic.name])).get(topic.name)
@@ -193,7 +189,11 @@ async def export(
                     record = decode_at(entry, topic.record)
                 except DecodeError as error:
                     if selection.spans(entry.time):
-                        summary.note(error)
+                        known = await discarded(topic.name) if known is None else known
+                        if (entry.partition, entry.offset) in known:
+                            summary.written_off += 1
+                        else:
+                            summary.note(error)
                     continue
                 if not selection.takes(record):
                     continue

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import click
@@ -19,10 +20,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as ProgressBar
 
 from infra.arguments import Moment
+from infra.away import unanswered
 from infra.output import Output, whole_file
-from infra.postgres import is_outage
-from infra.settings import KafkaSettings, ReplaySettings, replay_settings
-from schemas.topics import Topic
+from infra.postgres import is_outage, is_unusable
+from infra.settings import PostgresSettings, ReplaySettings, replay_settings
+from schemas.topics import Topic, UnknownTopic, find_topic
 from streams.log import Progress, no_progress
 from streams.replay.export import (
     ExportError,
@@ -31,8 +33,8 @@ from streams.replay.export import (
     Selection,
     Summary,
     customer_of,
+    discarded_of,
     export,
-    find_topic,
     require_customers,
     writer_for,
 )
@@ -87,7 +89,7 @@ def export_topic(
     settings = replay_settings()
     try:
         found = find_topic(topic, namespace=settings.kafka.namespace)
-    except ExportError as error:
+    except UnknownTopic as error:
         raise click.BadParameter(str(error), param_hint="TOPIC") from error
     chosen = _format(form, output)
     if since is not None and until is not None and since >= until:
@@ -96,7 +98,7 @@ def export_topic(
         make_writer = writer_for(chosen)
         customer_id = None if customer is None else _customer_id(settings, found, customer)
         selection = Selection(since=since, until=until, partition=partition, customer_id=customer_id, limit=limit)
-        summary = _export(settings.kafka, found, selection, make_writer, output, overwrite, skip_undecodable)
+        summary = _export(settings, found, selection, make_writer, output, overwrite, skip_undecodable)
     except LeftOut as error:
         _say(error.summary, output, chosen, as_json=as_json, written=output == _STDOUT)
         raise SystemExit(1) from error
@@ -125,11 +127,22 @@ def _customer_id(settings: ReplaySettings, topic: Topic, customer: str) -> str:
     except Exception as error:
         if not is_outage(error):
             raise
-        raise ExportError(f"--customer is looked up in Postgres, which does not answer: {error!r}") from error
+        raise ExportError(unanswered("Postgres", error, but=", where --customer is looked up")) from error
+
+
+async def _discarded(settings: PostgresSettings, topic: str) -> Set[tuple[int, int]]:
+    """The places that were discarded; none where Postgres cannot be asked, since the records come from Kafka alone."""
+    try:
+        return await discarded_of(settings, topic)
+    except Exception as error:
+        if not (is_outage(error) or is_unusable(error)):
+            raise
+        click.echo(unanswered("Postgres", error, but=", so what was discarded is not known"), err=True)
+        return frozenset()
 
 
 def _export(
-    settings: KafkaSettings,
+    settings: ReplaySettings,
     topic: Topic,
     selection: Selection,
     make_writer: MakeWriter,
@@ -138,7 +151,9 @@ def _export(
     skip_undecodable: bool,
 ) -> Summary:
     with _target(output, overwrite=overwrite) as out, _progress(output) as progress:
-        summary = asyncio.run(export(settings, topic, selection, make_writer, out, progress=progress))
+        ask = partial(_discarded, settings.postgres)
+        exporting = export(settings.kafka, topic, selection, make_writer, out, discarded=ask, progress=progress)
+        summary = asyncio.run(exporting)
         out.flush()
         if summary.undecodable and not skip_undecodable:
             raise LeftOut(summary)
@@ -178,6 +193,10 @@ def _say(summary: Summary, output: str, form: Format, *, as_json: bool, written:
         click.echo(json.dumps(about), err=output == _STDOUT)
     elif written:
         click.echo(f"{summary.topic}: {summary.records} records to {where}", err=True)
+    if summary.written_off:
+        click.echo(
+            f"{summary.topic}: {summary.written_off} discarded records that do not decode are not in it", err=True
+        )
     if not summary.undecodable:
         return
     click.echo(f"{summary.topic}: {summary.undecodable} records do not decode and were left out:", err=True)

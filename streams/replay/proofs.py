@@ -167,15 +167,20 @@ class LedgerProof:
         return self._first_id is not None and key < self._first_id.bytes and key[6] >> 4 == 7
 
     def add_undecodable(self, partition: int, offset: int) -> None:
-        """A record of the usage topic that does not decode: the ledger must have set it aside."""
+        """A record of the usage topic that does not decode: the ledger must have set it aside.
+
+        One that somebody has discarded is that, and undecodable no more.
+        """
         if offset >= self._next_offsets.get(partition, 0):
             self._bump("not_yet_read")
             return
-        self._bump("undecodable")
         place = f"partition {partition} offset {offset}"
+        state = self._settled.get((partition, offset))
+        if state != DISCARDED:
+            self._bump("undecodable")
         if (partition, offset) not in self._dead:
             self._findings.add("undecodable record was not set aside", place)
-        elif (state := self._settled.get((partition, offset))) is not None:
+        elif state is not None:
             self._bump(state)
             if state == REDRIVEN:
                 self._notes.append(f"{place} was redriven and does not decode here: a newer inferlog has to verify it")

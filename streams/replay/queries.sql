@@ -8,6 +8,12 @@ SELECT first_id FROM ledger_dedup
 -- name: dead
 SELECT partition, "offset", state FROM dead_letters WHERE topic = $1
 
+-- name: discarded
+SELECT topic, partition, "offset" FROM dead_letters WHERE state = 'discarded'
+
+-- name: discarded_of
+SELECT partition, "offset" FROM dead_letters WHERE topic = $1 AND state = 'discarded'
+
 -- name: open_letters
 SELECT topic, count(*) AS letters FROM dead_letters WHERE state = 'open' GROUP BY topic ORDER BY topic
 

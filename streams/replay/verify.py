@@ -37,13 +37,15 @@ class NotCaughtUp(RuntimeError):
 class Report:
     """All verdicts, with I4's table per hour, the first open requests, and undecodable records per topic.
 
-    `open_letters` counts per topic the dead letters in the table that nobody has redriven or discarded.
+    `written_off` counts the undecodable ones that somebody has discarded, which are not among those; `open_letters`
+    counts per topic the dead letters in the table that nobody has redriven or discarded.
     """
 
     verdicts: tuple[Verdict, ...]
     hours: list[dict[str, object]]
     open_ids: list[str]
     undecodable: Mapping[str, int]
+    written_off: Mapping[str, int]
     open_letters: Mapping[str, int]
 
     @property
@@ -92,6 +94,8 @@ async def _judge(
         positions = await connection.fetch(sql["positions"], group, topics.usage)
         letters = {(r["partition"], r["offset"]): r["state"] for r in await connection.fetch(sql["dead"], topics.usage)}
         settled = {place: state for place, state in letters.items() if state in (REDRIVEN, DISCARDED)}
+        discarded = await connection.fetch(sql["discarded"])
+        reading.discarded = {(r["topic"], r["partition"], r["offset"]) for r in discarded}
         open_letters = {r["topic"]: r["letters"] for r in await connection.fetch(sql["open_letters"])}
         next_offsets = {r["partition"]: r["next_offset"] for r in positions}
         first_id = await connection.fetchval(sql["first_id"])
@@ -158,6 +162,7 @@ async def _judge(
         hours=hours,
         open_ids=open_ids,
         undecodable=dict(reading.undecodable),
+        written_off=dict(reading.written_off),
         open_letters=open_letters,
     )
 

@@ -127,14 +127,17 @@ def _has(encoding: str, text: str) -> bool:
     return True
 
 
-def gap_lines(starts: Sequence[datetime], end_of: Callable[[datetime], datetime], wanted: Wanted) -> list[UsageLine]:
+def gap_lines(
+    starts: Sequence[datetime], end_of: Callable[[datetime], datetime], wanted: Wanted, *, now: datetime
+) -> list[UsageLine]:
     """A line of 0 for each period between the first and the last that is used, so that a picture of time has no holes.
 
-    None where periods are not what bars stand for, or where there would be more than MOST_BARS.
+    Of periods that have begun by now: which days hold usage is known by UTC, and a zone's next day may share its last
+    hours. None where periods are not what bars stand for, or where there would be more than MOST_BARS.
     """
     shortest = {"hour": HOUR, "day": 23 * HOUR, "month": 28 * 24 * HOUR}.get(wanted.interval)
     if wanted.by or shortest is None or not starts or (starts[-1] - starts[0]) / shortest > MOST_BARS:
         return []
     none = dict.fromkeys(("customer_id", "customer", "model", "version", "price_id", "meter"), "")
     every = cut(starts[0], end_of(starts[-1]), wanted.interval, wanted.zone)
-    return [UsageLine(start=start, end=end_of(start), quantity=0, **none) for start in every]
+    return [UsageLine(start=start, end=end_of(start), quantity=0, **none) for start in every if start <= now]

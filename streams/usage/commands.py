@@ -20,6 +20,7 @@ from zoneinfo import ZoneInfo
 
 import click
 
+from infra.away import unanswered
 from infra.output import whole_file
 from infra.periods import INTERVALS, RULE, UnknownZone, day_in, moment_in, month_in, next_hour, zone_named
 from infra.postgres import is_outage
@@ -186,10 +187,8 @@ async def _write(settings: ReplaySettings, wanted: Wanted, shape: Shape, out: Bi
     except Exception as error:
         if not is_outage(error):
             raise
-        words = f"{type(error).__name__}: {error}"
-        raise click.ClickException(
-            f"Postgres does not answer, or not within {PATIENCE_S} s, which a shorter range may mend: {words}"
-        ) from error
+        but = f", or not within {PATIENCE_S} s, which a shorter range may mend"
+        raise click.ClickException(unanswered("Postgres", error, but=but)) from error
     waiting = None if shape.form == "csv" else await count_waiting(settings, complete.positions)
     said = {"interval": wanted.interval, "zone": wanted.zone.key, "by": [*wanted.by, "meter"], "rule": RULE}
     said |= said_of(complete, wanted.zone, waiting=waiting)
@@ -212,7 +211,7 @@ def _writer(wanted: Wanted, shape: Shape, reading: Reading, complete: Completene
         width=shape.width,
         plain=shape.plain,
         whole_until=complete.until,
-        gaps=gap_lines(reading.starts, reading.end_of, wanted),
+        gaps=gap_lines(reading.starts, reading.end_of, wanted, now=complete.as_of),
     )
 
 

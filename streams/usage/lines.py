@@ -151,17 +151,22 @@ class Reading:
     async def _require_known(self) -> None:
         """Only finding nothing needs an explanation; for a name nobody has, the look-up reads the whole table."""
         w = self._wanted
-        known = await self._connection.fetchrow(queries("streams.usage")["known_names"], w.customer, w.model)
+        known = await self._connection.fetchrow(queries("streams.usage")["known_names"], w.customer, w.model, w.meter)
         if w.customer is not None and not known["customer"]:
             raise NobodyOfThatName(f"there is no customer '{w.customer}'; see  inferlog customers list")
         if w.model is not None and not known["model"]:
             raise NobodyOfThatName(f"there is no model '{w.model}'; see  inferlog models list")
+        if w.meter is not None and not known["meter"]:
+            meters = [r["meter"] for r in await self._connection.fetch(queries("streams.usage")["meters"])]
+            if meters:
+                raise NobodyOfThatName(f"nothing was counted by the meter '{w.meter}'; there are {', '.join(meters)}")
 
     async def completeness(self) -> Completeness:
         """As of the same moment as the lines, of those partitions that their customers' usage may be on."""
         sql = queries("streams.usage")
         rows = await self._connection.fetch(sql["watermarks"], self._group, self._topic.name)
-        found = await self._connection.fetch(sql["positions"], self._group, self._topic.name)
+        positions = queries("streams.ledger")["positions"]
+        found = await self._connection.fetch(positions, self._group, self._topic.name)
         now: datetime = await self._connection.fetchval(sql["usage_now"])
         partitions = set(range(self._topic.partitions))
         if self._customers is not None:

@@ -40,11 +40,15 @@ SELECT set_config('statement_timeout', $1, true), set_config('idle_in_transactio
 SELECT $1::text AS customer_id UNION SELECT customer_id FROM customers WHERE name = $1
 
 -- name: known_names
--- Whether anybody is or was called $1, and any model $2.
+-- Whether anybody is or was called $1, any model $2, and whether anything was counted by the meter $3.
 SELECT EXISTS (SELECT 1 FROM customers WHERE customer_id = $1 OR name = $1)
        OR EXISTS (SELECT 1 FROM usage_hourly WHERE customer_id = $1) AS customer,
        EXISTS (SELECT 1 FROM models WHERE model = $2)
-       OR EXISTS (SELECT 1 FROM usage_hourly WHERE model = $2) AS model
+       OR EXISTS (SELECT 1 FROM usage_hourly WHERE model = $2) AS model,
+       EXISTS (SELECT 1 FROM usage_hourly WHERE meter = $3) AS meter
+
+-- name: meters
+SELECT DISTINCT meter FROM usage_hourly ORDER BY meter
 
 -- name: watermarks
 SELECT partition, complete_until, seen_at

@@ -129,7 +129,7 @@ class Look:
         places = [TopicPartition(topic.name, p) for p in range(topic.partitions)]
         ends = {place.partition: span.stop for place, span in (await spans_kept(self.ends, places)).items()}
         group = ledger_group(self.namespace)
-        found = await self.connection.fetch(queries("streams.usage")["positions"], group, topic.name)
+        found = await self.connection.fetch(queries("streams.ledger")["positions"], group, topic.name)
         positions = {r["partition"]: r["next_offset"] for r in found}
         mine = sorted(self.assigned() & ends.keys())
         for partition in mine:

@@ -76,19 +76,23 @@ def installation(env: dict[str, str], spawn: Spawn) -> Installation:
     return made
 
 
-async def _switch_while_waiting(installation: Installation, tmp_path: Path, *, changed: str = "") -> set[str]:
-    """200 requests wait for a worker while the route moves to another version; the versions that answered them."""
+async def _switch_while_waiting(
+    installation: Installation, tmp_path: Path, *, waiting: int, changed: str = ""
+) -> set[str]:
+    """Requests wait for a worker while the route moves to another version; the versions that answered them."""
     old = installation.publish("digits", str(constant_bundle(tmp_path / "old", 1.0)))
-    installation.start_api(INFERLOG_DEADLINE_S="120")
+    installation.start_api(INFERLOG_DEADLINE_S="120", INFERLOG_MAX_IN_FLIGHT_PER_CUSTOMER="2048")
     await installation.routed("digits", old)
-    waiting = asyncio.ensure_future(call_digits(installation.url, installation.key, 200, at_once=200, timeout_s=180))
-    await eventually(lambda: _admitted(installation) == 200, what="200 admitted requests")
+    url, key = installation.url, installation.key
+    asked = asyncio.ensure_future(call_digits(url, key, waiting, at_once=waiting, timeout_s=180))
+    await eventually(lambda: _admitted(installation) == waiting, what=f"{waiting} admitted requests")
     new = installation.publish("digits", str(constant_bundle(tmp_path / "new", 2.0)))
     await installation.routed("digits", new)
     (tmp_path / "latest").write_text(new)
     installation.start_worker(changed=changed.format(path=str(tmp_path / "latest")))
-    answers = await waiting
-    assert statuses(answers) == {200: 200}
+    answers = await asked
+    assert statuses(answers) == {200: waiting}
+    assert {a.document["model_version"] for a in answers} == {old if not changed else new}
     fresh = await call_digits(installation.url, installation.key, 5)
     assert {a.document["model_version"] for a in fresh} == {new}
     values = {value for a in answers for value in a.document["outputs"][0]["data"]}
@@ -100,10 +104,10 @@ def _admitted(installation: Installation) -> int:
     return int(report["proofs"]["I4"]["figures"]["accepted"])
 
 
-async def test_i3_a_route_switched_while_200_wait_changes_none_of_them(
+async def test_i3_a_route_switched_while_1000_wait_changes_none_of_them(
     installation: Installation, tmp_path: Path
 ) -> None:
-    assert await _switch_while_waiting(installation, tmp_path) == {"old"}
+    assert await _switch_while_waiting(installation, tmp_path, waiting=1000) == {"old"}
     installation.start_ledger()
     assert installation.verify()["holds"] is True
     await call_digits(installation.url, installation.key, 1, headers={"traceparent": TRACEPARENT})
@@ -113,7 +117,8 @@ async def test_i3_a_route_switched_while_200_wait_changes_none_of_them(
 async def test_i3_without_the_version_in_the_request_they_get_the_new_one(
     installation: Installation, tmp_path: Path
 ) -> None:
-    assert await _switch_while_waiting(installation, tmp_path, changed=LATEST_VERSION_WINS) == {"new"}
+    changed = LATEST_VERSION_WINS
+    assert await _switch_while_waiting(installation, tmp_path, waiting=200, changed=changed) == {"new"}
 
 
 async def test_i4_a_worker_killed_under_load_loses_nothing_and_bills_once(

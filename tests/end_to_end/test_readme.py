@@ -54,6 +54,7 @@ def test_the_commands_of_the_readme_work_as_written(tmp_path: Path) -> None:
         "docs/settings.md",
         "docs/analysts.md",
         "docs/dead-letters.md",
+        "docs/routes.md",
         "docs/usage.md",
     ],
 )

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import aiohttp
 
-from infra.kafka import BusUnavailable, KafkaError, open_consumer
+from infra.kafka import BusUnavailable, KafkaError, KeyedRecord, open_consumer, open_producer
 from infra.postgres import connect
 from infra.redis import RedisError, open_redis
 from infra.settings import operator_settings
@@ -27,7 +27,7 @@ from schemas.keys import RedisKeys, worker_group
 from schemas.manifest import Manifest
 from schemas.records import InferenceFinished, InferenceRequested, Outcome, Task
 from schemas.tensors import Tensor
-from schemas.topics import requests_topic
+from schemas.topics import RESULTS, requests_topic
 from tests.fakes import manifest, text_manifest
 from tests.processes import ROOT, Process, free_port
 
@@ -57,10 +57,16 @@ async def register(env: Mapping[str, str], model: str, m: Manifest, *, pool: str
         uri = f"s3://inferlog/sha256/{m.version}/"
         await connection.execute("INSERT INTO models VALUES ($1, $2) ON CONFLICT DO NOTHING", model, m.task.value)
         await connection.execute(
-            "INSERT INTO model_versions VALUES ($1, $2, $3, $4)", m.version, model, m.to_bytes().decode(), uri
+            "INSERT INTO model_versions VALUES ($1, $2, $3, $4, now(), now())",
+            m.version,
+            model,
+            m.to_bytes().decode(),
+            uri,
         )
         await connection.execute(
-            "INSERT INTO routes VALUES ($1, $2, $3, 2, 'standard-v1') ON CONFLICT (model) DO UPDATE SET version = $2",
+            "INSERT INTO route_revisions (model, revision, change, effective_at, version, pool, spread, price_id, "
+            "actor, made_at) SELECT $1, count(*) + 1, 'ROUTED', clock_timestamp(), $2, $3, 2, 'standard-v1', 'a test', "
+            "now() FROM route_revisions WHERE model = $1",
             model,
             m.version,
             pool,
@@ -194,9 +200,13 @@ def echo(request: InferenceRequested) -> InferenceFinished:
 
 
 @asynccontextmanager
-async def echo_worker(env: Mapping[str, str], *, hints: bool = True) -> AsyncIterator[list[InferenceRequested]]:
-    """Answers every request on the default pool; yields the list of those it has seen. Without `hints`, nothing is
-    published: the gateway has to look."""
+async def echo_worker(
+    env: Mapping[str, str], *, hints: bool = True, copies: bool = True
+) -> AsyncIterator[list[InferenceRequested]]:
+    """Answers every request on the default pool, on the log and then in Redis; yields the list of those it has seen.
+
+    Without `hints`, nothing is published: the gateway has to look. Without `copies`, Redis has no results either.
+    """
     settings = operator_settings(env)
     keys, seen = RedisKeys(namespace=settings.kafka.namespace), []
 
@@ -204,22 +214,32 @@ async def echo_worker(env: Mapping[str, str], *, hints: bool = True) -> AsyncIte
         while True:
             try:
                 await serve()
-            except (RedisError, KafkaError, BusUnavailable):
+            except (KafkaError, BusUnavailable):
                 await asyncio.sleep(0.05)  # what was not committed comes again
 
     async def serve() -> None:
         topic = requests_topic().in_namespace(settings.kafka.namespace).name
+        results = RESULTS.in_namespace(settings.kafka.namespace).name
         group = worker_group(settings.kafka.namespace, "default")
-        async with open_consumer(settings.kafka, group=group) as consumer, open_redis(settings.redis) as redis:
+        async with (
+            open_consumer(settings.kafka, group=group) as consumer,
+            open_producer(settings.kafka) as producer,
+            open_redis(settings.redis) as redis,
+        ):
             consumer.subscribe([topic])
             while True:
                 for records in (await consumer.getmany(timeout_ms=100)).values():
-                    for record in records:
-                        request = decode(record.value, InferenceRequested)
-                        seen.append(request)
-                        await redis.set(keys.result(request.request_id), encode(echo(request)), nx=True, ex=60)
-                        if hints:
-                            await redis.publish(keys.results_channel(request.reply_to), request.request_id.bytes)
+                    requests = [decode(record.value, InferenceRequested) for record in records]
+                    seen.extend(requests)
+                    ends = {request.request_id: encode(echo(request)) for request in requests}
+                    logged = [KeyedRecord(results, request_id.bytes, end) for request_id, end in ends.items()]
+                    sent, _ = await producer.enqueue_all(logged, timeout_s=5)
+                    await producer.acknowledged([future for future, _ in sent], timeout_s=5)
+                    with suppress(RedisError):  # the log has them
+                        for request in requests if copies else ():
+                            await redis.set(keys.result(request.request_id), ends[request.request_id], nx=True, ex=60)
+                            if hints:
+                                await redis.publish(keys.results_channel(request.reply_to), request.request_id.bytes)
                 await consumer.commit()
 
     task = asyncio.ensure_future(work())

@@ -14,11 +14,21 @@ from infra.postgres import Connection, connect
 from infra.settings import PostgresSettings
 from schemas.codec import decode
 from schemas.facts import Fact
-from schemas.topics import ADJUSTMENTS, KEYS, MODELS, PRICES, ROUTES
+from schemas.topics import ADJUSTMENTS, CUSTOMERS, KEYS, MODELS, PRICES, ROUTES
 from tests.conftest import run_apart
 
-TOPICS = {topic.name: topic for topic in (MODELS, ROUTES, KEYS, PRICES, ADJUSTMENTS)}
-TABLES = ("models", "model_versions", "routes", "api_keys", "prices", "billing_adjustments")
+TOPICS = {topic.name: topic for topic in (MODELS, ROUTES, KEYS, CUSTOMERS, PRICES, ADJUSTMENTS)}
+TABLES = (
+    "models",
+    "model_versions",
+    "route_revisions",
+    "route_aliases",
+    "customers",
+    "api_keys",
+    "rate_limits",
+    "prices",
+    "billing_adjustments",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

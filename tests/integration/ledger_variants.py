@@ -20,7 +20,7 @@ from faust.transport.drivers import aiokafka as kafka_driver
 from mode.supervisors import CrashingSupervisor
 
 import streams.app
-import streams.ledger.tables
+import streams.ledger.transaction
 from infra import schema_feed
 from infra.postgres import Connection
 from infra.settings import streams_settings
@@ -30,7 +30,8 @@ from streams.app import LedgerApp, build
 from streams.ledger.loop import UsageLoop
 from streams.ledger.projections import Counted, LocatedUsage
 from streams.ledger.stretches import Stretch
-from streams.ledger.tables import Ledger, LedgerTransaction
+from streams.ledger.tables import Ledger
+from streams.ledger.transaction import LedgerTransaction
 
 
 class CountsEverything(LedgerTransaction):
@@ -209,6 +210,9 @@ class CommitsAcknowledgedApp(LedgerApp):
     def _new_transport(self) -> Any:
         return kafka_driver.Transport(self.conf.broker_consumer, self)
 
+    async def _watch_group(self) -> None:
+        """It tells nothing of its group."""
+
 
 class LearnsNothingApp(LedgerApp):
     """Without the schemas on the log: what the lock file of this process lacks is unknown for ever."""
@@ -223,7 +227,7 @@ class UnorderedApp(LedgerApp):
 
     async def on_start(self) -> None:
         for name in ("processed_rows", "hourly_rows"):
-            _shuffle(vars(streams.ledger.tables), name)
+            _shuffle(vars(streams.ledger.transaction), name)
         await super().on_start()
 
 

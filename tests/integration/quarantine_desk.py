@@ -18,8 +18,8 @@ from schemas.codec import decode_at, encode
 from schemas.evidence import dead_letter
 from schemas.records import DeadLetter, UsageRecorded
 from schemas.topics import DEAD_LETTERS, USAGE
-from streams.ledger.dead_letters import RawRecord
 from streams.ledger.projections import LocatedUsage, content_digest
+from streams.ledger.raw import RawRecord
 from streams.ledger.stretches import stretches
 from streams.ledger.tables import Ledger
 from streams.log import open_log
@@ -111,7 +111,11 @@ class QuarantineDesk(LedgerWorld):
 
     def call(self, *arguments: str) -> Result:
         """`inferlog dead-letters …` in this process."""
-        return run_apart(asyncio.to_thread(CliRunner().invoke, cli, ["dead-letters", *arguments], env=self.env))
+        return self.run("dead-letters", *arguments)
+
+    def run(self, *arguments: str) -> Result:
+        """`inferlog …` in this process."""
+        return run_apart(asyncio.to_thread(CliRunner().invoke, cli, arguments, env=self.env))
 
     def said(self, *arguments: str, exit_code: int = 0) -> dict[str, Any]:
         """The JSON that a command printed."""

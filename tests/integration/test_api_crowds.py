@@ -10,9 +10,9 @@ from typing import Any
 
 from confluent_kafka.schema_registry import SchemaRegistryClient
 
-from api.admission.keys import mint
+from api.admission.key_shape import mint
 from tests.conditions import eventually
-from tests.integration.api_desk import DIGITS, calling, customer, open_desk, register, start_gateway
+from tests.integration.api_desk import DIGITS, Reply, calling, customer, open_desk, register, start_gateway
 from tests.integration.test_api_faults import LONG, PROMPT_S
 
 
@@ -20,19 +20,25 @@ async def test_callers_that_hang_up_leave_their_places_to_others(env: dict[str, 
     """Nothing answers these requests, so a place would stay taken for their deadline of 60 s."""
     await register(env, "digits", DIGITS)
     acme = customer(env, "Acme")
-    gateway = start_gateway(spawn, env, INFERLOG_MAX_IN_FLIGHT="10", **LONG)
+    gateway = start_gateway(spawn, env, INFERLOG_MAX_IN_FLIGHT="10", INFERLOG_MAX_IN_FLIGHT_PER_CUSTOMER="10", **LONG)
     async with calling(gateway, acme["key"]) as caller:
 
+        async def hang_up(calls: list[asyncio.Future[Reply]]) -> None:
+            for call in calls:
+                call.cancel()
+            await asyncio.wait(calls)
+
         async def all_free() -> bool:
-            short = (caller.infer(parameters={"timeout": 1_000}, timeout_s=PROMPT_S) for _ in range(10))
-            return {r.status for r in await asyncio.gather(*short)} == {504}
+            calls = [asyncio.ensure_future(caller.infer(timeout_s=60)) for _ in range(11)]
+            await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+            refused = sum(call.done() for call in calls)
+            await hang_up(calls)
+            return refused == 1
 
         for _ in range(5):
             calls = [asyncio.ensure_future(caller.infer(timeout_s=60)) for _ in range(30)]
             await eventually(lambda calls=calls: sum(c.done() for c in calls) == 20, what="ten that hold every place")
-            for call in calls:
-                call.cancel()
-            await asyncio.wait(calls)
+            await hang_up(calls)
             await eventually(all_free)
 
 
@@ -60,7 +66,7 @@ async def test_strangers_with_made_up_keys_do_not_hold_up_a_known_caller(env: di
 async def test_a_gateway_waits_for_a_bounded_number_of_requests(env: dict[str, str], spawn: Any) -> None:
     await register(env, "digits", DIGITS)
     acme = customer(env, "Acme")
-    gateway = start_gateway(spawn, env, INFERLOG_MAX_IN_FLIGHT="5", **LONG)
+    gateway = start_gateway(spawn, env, INFERLOG_MAX_IN_FLIGHT="5", INFERLOG_MAX_IN_FLIGHT_PER_CUSTOMER="5", **LONG)
     async with calling(gateway, acme["key"]) as caller:
         calls = (caller.infer(parameters={"timeout": 3_000_000}, timeout_s=PROMPT_S) for _ in range(100))
         ends = Counter([reply.status for reply in await asyncio.gather(*calls)])

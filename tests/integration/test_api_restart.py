@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -13,17 +14,22 @@ from api.errors import RateLimited
 from infra.local import valkey
 from infra.local.stack import Stack
 from infra.redis import open_redis
-from infra.settings import RedisSettings
+from infra.settings import RedisSettings, replay_settings
 from schemas.keys import RedisKeys
+from streams.replay.verify import verify
+from tests.conditions import eventually
 from tests.fakes import demand
+from tests.integration.api_desk import customer, open_desk
 
 
 async def spent(environment: dict[str, str], key: str) -> list[bool]:
     """Whether each of five calls was admitted; a bucket of three that takes a quarter of an hour per unit."""
     limits = (Limit(name=f"key:{key}", interval_us=900_000_000, burst=3),)
     admitted = []
-    async with open_redis(RedisSettings(url=environment["INFERLOG_REDIS_URL"], namespace="")) as client:
-        limiter = Limiter(RedisScript(client), RedisKeys())
+    settings = RedisSettings(url=environment["INFERLOG_REDIS_URL"], namespace="")
+    async with open_redis(settings, timeout_s=20.0) as client:
+        # As long as it takes: on a busy machine a late answer is not what this is about.
+        limiter = Limiter(RedisScript(client, within_s=20.0), RedisKeys())
         for _ in range(5):
             try:
                 await limiter.take(demand("c", key, limits))
@@ -53,3 +59,39 @@ def test_a_killed_limiter_remembers_what_was_spent(
         monkeypatch.undo()
         stack.stop_part("valkey")
         stack.start_part("valkey")
+
+
+async def test_what_a_gateway_decides_without_redis_is_proved_from_the_log(
+    env: dict[str, str], spawn: Any, stack: Stack
+) -> None:
+    async with open_desk(spawn, env, INFERLOG_DEADLINE_S="60") as desk:
+        assert (await desk.caller.infer()).headers.get("x-inferlog-limits") is None
+        small = desk.caller.with_key(customer(env, "Small", requests_per_s=1, burst=3)["key"])
+        assert (await small.infer()).status == 200
+        await asyncio.to_thread(stack.stop_part, "valkey", kill=True)
+        try:
+
+            async def decided_alone() -> bool:
+                reply = await desk.caller.infer()
+                return reply.status == 200 and reply.headers.get("x-inferlog-limits") == "local"
+
+            for _ in range(5):
+                await eventually(decided_alone)
+            refused = await small.infer()
+            assert (refused.status, refused.headers["x-inferlog-limits"]) == (503, "local")
+            assert "part of the key's limit" in refused.json["error"]
+            assert int(refused.headers["Retry-After"]) >= 1
+            ready = (await desk.caller.call("GET", "/readyz")).json
+            assert "limits' Redis did not answer" in ready["degraded"]["limits"]
+            assert ready["counts"]["limits_local"] >= 5
+        finally:
+            await asyncio.to_thread(stack.start_part, "valkey")
+
+        async def decided_together() -> bool:
+            return "x-inferlog-limits" not in (await small.infer()).headers
+
+        await eventually(decided_together)
+    report = await verify(replay_settings(env))
+    (rate,) = [v for v in report.verdicts if v.name == "I2"]
+    assert rate.holds is True, rate.findings
+    assert rate.figures["by_gateways_alone"] >= 5

@@ -74,7 +74,8 @@ async def test_a_large_request_answers_as_small_ones_do_and_its_records_are_smal
         within, beyond = await infer(range(INLINE_ITEMS)), await infer(range(INLINE_ITEMS + 1))
         # 8 MiB of outputs: more than the topic takes.
         largest = await infer(range(2048), timeout_s=60)
-        outputs_of(largest)
+        looked_up = await caller.call("GET", f"/v1/requests/{id_of(largest)}", timeout_s=60)
+        assert outputs_of(looked_up) == outputs_of(largest)
         await desk.everything_committed(6)
         await desk.read()
 
@@ -212,6 +213,9 @@ async def test_a_result_whose_outputs_are_lost_or_cannot_be_reached_is_told_with
             assert said in reply.json["error"]
             assert f"request {id_of(reply)} has run and is billed" in reply.json["error"]
             assert reply.headers["x-should-retry"] == "false"
+        looks = [await c.call("GET", f"/v1/requests/{id_of(r)}") for c, r in ((caller, lost), (cut_off, away))]
+        assert [(r.status, r.json["code"]) for r in looks] == [(502, "output_lost"), (503, "outputs_away")]
+        assert looks[1].headers["Retry-After"], "unlike the call, the look may be repeated"
         # Its inputs, 320 KiB, went over the log instead, and /readyz says so and stays ready.
         size_bytes, request = (await logged_requests(env))[id_of(away)]
         assert request.inputs[0].blob is None

@@ -14,14 +14,23 @@ from typing import Any
 
 import pytest
 
-from api.admission.keys import digest, mint
+from api.admission.key_shape import digest, mint
 from api.keyring import NotRotatable, create_key, revoke_key, rotate_key
-from gpu_worker.registry import RouteWish, register, reroute
+from gpu_worker.registry import register
+from gpu_worker.routing import RouteWish, reroute
 from infra.actor import Author
 from infra.postgres import Connection
-from schemas.facts import BillingAdjusted, KeyChange, KeyChanged, ModelPublished, PriceBookPublished, RouteChanged
+from schemas.facts import (
+    BillingAdjusted,
+    KeyChange,
+    KeyChanged,
+    ModelPublished,
+    PriceBookPublished,
+    RouteChange,
+    RouteChanged,
+)
 from schemas.records import Task
-from schemas.topics import ADJUSTMENTS, KEYS, MODELS, PRICES, ROUTES
+from schemas.topics import ADJUSTMENTS, CUSTOMERS, KEYS, MODELS, PRICES, ROUTES
 from streams.billing.adjustments import AdjustmentRefused, adjust
 from streams.billing.intents import HourKey
 from streams.billing.prices import PriceConflict, price, publish_price
@@ -53,14 +62,24 @@ def test_a_change_and_its_fact_are_there_together_or_neither_is(desk: FactsDesk,
     """Each command once with no room for the fact, once with a change that fails at its commit, then undisturbed."""
     first = constant_bundle(tmp_path / "1", 1.0)
     version = json.loads(desk.said("models", "publish", "digits", str(first), "--json"))["version"]
-    rotated, revoked = (json.loads(desk.said("keys", "create", "acme", "--json"))["key_id"] for _ in range(2))
+    rotated, revoked, kept = (json.loads(desk.said("keys", "create", "acme", "--json"))["key_id"] for _ in range(3))
     hour = ("--meter", "items", "--hour", "2026-03-01T10", "--units", "5", "--carried")
     commands = {
         ("models", "publish", "digits", str(constant_bundle(tmp_path / "2", 2.0))): [MODELS.name, ROUTES.name],
         ("models", "route", "digits", version): [ROUTES.name],
+        ("models", "rollback", "digits"): [ROUTES.name],
+        ("models", "alias", "digits", "stable", version): [ROUTES.name],
+        ("models", "route", "digits", version, "--in", "2h"): [ROUTES.name],
+        ("models", "unschedule", "digits"): [ROUTES.name],
         ("keys", "create", "acme"): [KEYS.name],
         ("keys", "rotate", rotated): [KEYS.name, KEYS.name],
         ("keys", "revoke", revoked): [KEYS.name],
+        ("keys", "scope", kept, "--models", "digits"): [KEYS.name],
+        ("keys", "limits", kept, "--limit", "items=9/1s"): [KEYS.name],
+        ("keys", "expire", kept, "--in", "9d"): [KEYS.name],
+        ("customers", "create", "brook", "--requests-per-s", "1", "--burst", "1"): [CUSTOMERS.name],
+        ("customers", "limits", "acme", "--limit", "items=9/1s,model=digits"): [CUSTOMERS.name],
+        ("customers", "cap", "acme", "--per-month", "9", "--currency", "usd"): [CUSTOMERS.name],
         ("prices", "publish", "p2", "--meter", "items=80", "--currency", "usd"): [PRICES.name],
         ("billing", "adjust", "acme", *hour): [ADJUSTMENTS.name],
     }
@@ -116,6 +135,7 @@ def test_models_and_routes_tell_what_is_new_and_nothing_when_nothing_is(desk: Fa
         "reason": "a test",
     }
     terms = {"pool": "default", "spread": 2, "price_id": "standard-v1", "actor": "ada", "reason": "a test"}
+    terms |= {"change": RouteChange.ROUTED, "alias": None, "effective_at": None, "canaries": (), "pins": ()}
     assert isinstance(routed.fact, RouteChanged)
     assert (routed.topic, routed.key) == (ROUTES.name, "m")
     assert what(routed.fact) == {"model": "m", "version": first["version"], "previous_version": None, **terms}

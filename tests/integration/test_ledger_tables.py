@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from uuid import uuid4
@@ -11,13 +11,15 @@ from uuid import uuid4
 import pytest
 
 from infra.local.stack import Stack
-from infra.postgres import is_data_error, open_pool
+from infra.postgres import open_pool
 from infra.settings import PostgresSettings
+from schemas.records import UsageRecorded
 from streams.ledger.dedup import Overtaken
 from streams.ledger.delivery import Delivery
-from streams.ledger.projections import Counted
+from streams.ledger.projections import Counted, LocatedUsage
 from streams.ledger.stretches import Skipped, Stretch
 from streams.ledger.tables import Ledger
+from streams.ledger.transaction import LedgerTransaction
 from tests.conditions import eventually
 from tests.unit.streams.usage_samples import TOPIC, located, raw, usage
 
@@ -36,11 +38,20 @@ async def sums(ledger: Ledger) -> dict[str, int]:
     return {r["meter"]: int(r["quantity"]) for r in rows}
 
 
+def told(counted: Counted) -> tuple[list[int], list[int]]:
+    """The numbers of the records that were new, and of those that contradict."""
+    return numbers(counted.fresh), numbers(counted.contradicting)
+
+
+def numbers(usages: Iterable[LocatedUsage]) -> list[int]:
+    return sorted(u.record.request_id.int - 1 for u in usages)
+
+
 async def test_a_request_counted_before_counts_nothing(ledger: Ledger) -> None:
     async with ledger.transaction() as t:
-        assert (await t.count([located(usage(1)), located(usage(2))])).new == 2
+        assert len((await t.count([located(usage(1)), located(usage(2))])).fresh) == 2
     async with ledger.transaction() as t:
-        assert await t.count([located(usage(2)), located(usage(3))]) == Counted(new=1, contradicting=[])
+        assert told(await t.count([located(usage(2)), located(usage(3))])) == ([3], [])
     assert await sums(ledger) == {"items": 12, "requests": 3}
 
 
@@ -49,7 +60,7 @@ async def test_a_request_counted_before_with_other_content_is_told_apart(ledger:
     async with ledger.transaction() as t:
         await t.count([located(usage(1)), located(usage(2))])
     async with ledger.transaction() as t:
-        assert await t.count([located(usage(1)), other, located(usage(3))]) == Counted(new=1, contradicting=[other])
+        assert told(await t.count([located(usage(1)), other, located(usage(3))])) == ([3], [2])
     assert await sums(ledger) == {"items": 12, "requests": 3}
 
 
@@ -59,7 +70,7 @@ async def test_a_row_from_before_digests_were_kept_contradicts_nothing(ledger: L
     await ledger._pool.execute("UPDATE processed_requests SET content_digest = NULL")
     async with ledger.transaction() as t:
         other = located(usage(1, quantities={"items": 9}))
-        assert await t.count([other]) == Counted(new=0, contradicting=[])
+        assert told(await t.count([other])) == ([], [])
 
 
 async def test_of_two_writers_at_once_with_contradicting_records_one_counts_and_the_other_is_told(
@@ -78,7 +89,7 @@ async def test_of_two_writers_at_once_with_contradicting_records_one_counts_and_
         await t.count([located(usage(1))])
         task = asyncio.create_task(second())
         await eventually(waits, what="the second writer waits for the first")
-    assert await task == Counted(new=0, contradicting=[other])
+    assert told(await task) == ([], [1])
 
 
 async def test_contradictions_are_set_aside_in_the_transaction_that_finds_them(ledger: Ledger) -> None:
@@ -175,14 +186,36 @@ async def test_a_position_is_set_where_the_topic_was_made_anew(ledger: Ledger) -
         ),  # longer than an index takes, also compressed
     ],
 )
-async def test_a_transaction_goes_on_after_refused_data(ledger: Ledger, bad: object) -> None:
+async def test_a_record_that_is_refused_is_found_and_its_neighbours_count(ledger: Ledger, bad: UsageRecorded) -> None:
     async with ledger.transaction() as t:
         await t.count([located(usage(1))])
-        with pytest.raises(Exception, match=r".") as refused:
-            await t.count([located(bad)])  # type: ignore[arg-type]
-        assert is_data_error(refused.value)
-        await t.count([located(usage(3))])
-    assert await sums(ledger) == {"items": 8, "requests": 2}
+        counted = await t.count([located(u) for u in (usage(3), usage(4), bad, usage(1), usage(5))])
+        assert [u.record for u, _ in counted.refused] == [bad]
+        assert told(counted) == ([3, 4, 5], [])
+        assert told(await t.count([located(usage(2))])) == ([2], [])
+    assert await sums(ledger) == {"items": 20, "requests": 5}
+    kept = await ledger._pool.fetchval("SELECT count(*) FROM processed_requests")
+    assert kept == 5, "a request is not known for a record that was refused"
+
+
+async def test_of_many_records_the_refused_one_is_found_in_few_attempts(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = 0
+    add = LedgerTransaction._add
+
+    async def counting(self: LedgerTransaction, fresh: Sequence[LocatedUsage]) -> int:
+        nonlocal attempts
+        attempts += 1
+        return await add(self, fresh)
+
+    monkeypatch.setattr(LedgerTransaction, "_add", counting)
+    records = [usage(n, customer=f"cus_{n}") for n in range(64)]
+    records[37] = usage(37, customer="a\x00b")
+    async with ledger.transaction() as t:
+        assert len((await t.count([located(r) for r in records])).refused) == 1
+    assert attempts < 20  # about 2·log2(64), not 64
+    assert (await sums(ledger))["requests"] == 63
 
 
 async def test_writers_with_the_same_records_in_other_orders_count_each_once(ledger: Ledger) -> None:

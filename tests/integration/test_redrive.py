@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -18,7 +19,8 @@ from schemas.evidence import VALUE_MAX_BYTES, dead_letter
 from schemas.keys import ledger_group
 from schemas.records import DeadLetter, UsageRecorded
 from schemas.topics import requests_topic
-from streams.ledger.dead_letters import Kind, RawRecord
+from streams.ledger.dead_letters import Kind
+from streams.ledger.raw import RawRecord
 from streams.quarantine import shelf
 from streams.quarantine.letters import Place, State
 from streams.quarantine.settling import Outcome, redrive
@@ -67,7 +69,9 @@ async def test_a_letter_is_counted_and_marked_once_and_verify_agrees(desk: Quara
     assert desk.said("show", second)["letter"]["reason"] == UNKNOWN, "the evidence stays as it was"
 
 
-async def test_what_was_counted_meanwhile_is_told_and_what_is_still_bad_stays(desk: QuarantineDesk) -> None:
+async def test_what_was_counted_meanwhile_is_told_and_what_is_still_bad_stays(
+    desk: QuarantineDesk, tmp_path: Path
+) -> None:
     again, otherwise, twice, huge = items(4)
     good = items(1)[0]
     overflowing = usage(quantities={"items": 2**62}, customer_id="cus_9")
@@ -112,6 +116,14 @@ async def test_what_was_counted_meanwhile_is_told_and_what_is_still_bad_stays(de
     assert report.verdicts[0].holds is True
     assert report.verdicts[0].figures["discarded"] == 5
     assert report.open_letters == {}
+    # What does not decode and was discarded is no open question for anybody who reads the topic.
+    assert report.verdicts[0].figures["undecodable"] == 0
+    assert (report.undecodable, report.written_off) == ({}, {desk.topic: 2})
+    out = tmp_path / "usage.jsonl"
+    done = desk.run("export", "usage", "--output", str(out), "--json")
+    assert done.exit_code == 0, done.output
+    exported = json.loads(done.stdout.splitlines()[-1])
+    assert (exported["undecodable"]["count"], exported["written_off"]) == (0, 2)
     # And is taken back by naming it, not by the way.
     assert desk.outcomes("redrive", "--all", *BECAUSE) == {}
     assert desk.outcomes("redrive", places[6], *BECAUSE, exit_code=3) == {"refused": 1}
@@ -229,7 +241,8 @@ async def test_letters_of_workers_are_listed_once_and_a_strangers_bill_nothing(d
 
 async def test_pages_filters_and_summaries_of_many(desk: QuarantineDesk) -> None:
     odd = [usage(request_id=u.request_id, quantities={"items": 1}) for u in items(3)]
-    await desk.set_aside([b"x"] * 5, "expected UsageRecorded framed by 0x00 and a schema id, found 78")
+    for found in ("78", "7b", "ff", "deadbeefab", "6e6f742061"):
+        await desk.set_aside([b"x"], f"expected UsageRecorded framed by 0x00 and a schema id, found {found}")
     for u in odd:
         await desk.set_aside([u], f"request {u.request_id}: differs from the usage record that was counted for it")
     places = [f"usage/{PARTITION}/{n}" for n in range(8)]
@@ -247,6 +260,10 @@ async def test_pages_filters_and_summaries_of_many(desk: QuarantineDesk) -> None
         8,
         [("undecodable", 5), ("contradicting", 3)],
     )
+    assert [s["reason"] for s in summed["sorts"]] == [
+        "expected UsageRecorded framed by #x# and a schema id, found #",
+        "request #: differs from the usage record that was counted for it",
+    ]
     assert desk.outcomes("discard", "--all", "--kind", "undecodable", *BECAUSE) == {"discarded": 5}
     assert [x["place"] for x in desk.said("list", "--state", "discarded")["letters"]] == places[:5]
     assert len(desk.said("list", "--state", "all")["letters"]) == 8

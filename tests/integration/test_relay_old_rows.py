@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from typing import Any
@@ -16,7 +17,8 @@ import pytest
 from click.testing import CliRunner
 
 import streams.outbox.backfill
-from api.admission.keys import MintedKey
+from api.admission.key_shape import MintedKey
+from api.customers import change_customer
 from api.keyring import rotate_key
 from infra.actor import Author
 from infra.cli import cli
@@ -24,9 +26,19 @@ from infra.postgres import Connection, is_data_error
 from infra.provision import migrate, migrations
 from infra.settings import PostgresSettings
 from schemas.codec import decode, decode_at
-from schemas.facts import Fact, KeyChange, KeyChanged, ModelPublished, PriceBookPublished, RouteChanged
+from schemas.facts import (
+    CustomerChange,
+    CustomerChanged,
+    Fact,
+    KeyChange,
+    KeyChanged,
+    ModelPublished,
+    PriceBookPublished,
+    RouteChanged,
+    SpendCap,
+)
 from schemas.ranges import MOMENTS
-from schemas.topics import KEYS, MODELS, PRICES, ROUTES
+from schemas.topics import CUSTOMERS, KEYS, MODELS, PRICES, ROUTES
 from streams.log import open_log
 from streams.outbox.backfill import tell_old_rows
 from tests.conditions import eventually
@@ -34,7 +46,7 @@ from tests.factories import VERSION
 from tests.integration.relay_world import RelayWorld, route
 from tests.processes import Process
 
-TOPICS = {t.name: t for t in (PRICES, MODELS, ROUTES, KEYS)}
+TOPICS = {t.name: t for t in (PRICES, MODELS, ROUTES, CUSTOMERS, KEYS)}
 OLD = datetime.now(timezone.utc) - timedelta(days=9)
 
 
@@ -73,8 +85,22 @@ async def add_model(c: Connection, model: str, version: str, created: Any = OLD,
     await c.execute(
         "INSERT INTO model_versions VALUES ($1, $2, '{}', 's3://b/', $3::text::timestamptz)", version, model, at[0]
     )
+    if await c.fetchval("SELECT to_regclass('route_revisions') IS NULL"):  # as an older release has left the tables
+        await c.execute(
+            "INSERT INTO routes VALUES ($1, $2, 'default', 2, 'standard-v1', $3::text::timestamptz)",
+            model,
+            version,
+            at[1],
+        )
+        return
+    await c.execute("UPDATE model_versions SET warmed_up_at = created_at WHERE model = $1", model)
     await c.execute(
-        "INSERT INTO routes VALUES ($1, $2, 'default', 2, 'standard-v1', $3::text::timestamptz)", model, version, at[1]
+        "INSERT INTO route_revisions (model, revision, change, effective_at, version, pool, spread, price_id, actor, "
+        "made_at) VALUES ($1, 1, 'ROUTED', $3::text::timestamptz, $2, 'default', 2, 'standard-v1', 'migration', "
+        "$3::text::timestamptz)",
+        model,
+        version,
+        at[1],
     )
 
 
@@ -132,6 +158,40 @@ async def test_a_key_that_is_older_than_the_outbox_and_was_rotated_before_a_rela
     assert [f.change for f in told["second"]] == [KeyChange.CREATED, KeyChange.ROTATED]
 
 
+async def test_customers_are_told_once_also_where_the_other_tables_were_told_long_ago(world: RelayWorld) -> None:
+    """As it is on the first start after the release that told of customers; one has been changed before it."""
+    async with world.tables() as c:
+        await c.execute(
+            "INSERT INTO customers VALUES ('cus', 'acme', 10, 5, NULL, $1), ('cus2', 'brook', 1, 2, NULL, $2), "
+            "('new', 'new', 1, 2, NULL, now())",
+            OLD,
+            OLD + timedelta(hours=1),
+        )
+        await add_key(c, "old")
+        await c.execute("UPDATE schema_migrations SET applied_at = $1 WHERE name < '0014'", OLD - timedelta(days=9))
+        await c.execute(
+            "INSERT INTO outbox_backfill (source, completed_at) "
+            "VALUES ('prices', now()), ('model_versions', now()), ('routes', now()), ('api_keys', now())"
+        )
+        cap = SpendCap(amount_micros=5, currency="usd")
+        by = Author(actor="tests")
+        await change_customer(c, "cus", CustomerChange.CAPPED, lambda found: replace(found, spend_cap=cap), by=by)
+    for _ in range(2):
+        async with world.relaying() as relay:
+            await eventually(lambda relay=relay: relay.standing.state == "active")
+            await world.emptied()
+    told = await on_topics(world)
+    facts: list[CustomerChanged] = told[CUSTOMERS.name]
+    assert [(f.customer_id, f.change, f.occurred_at == OLD) for f in facts] == [
+        ("cus", CustomerChange.CREATED, True),
+        ("cus2", CustomerChange.CREATED, False),
+        ("cus", CustomerChange.CAPPED, False),
+    ]
+    assert (facts[0].name, facts[0].requests_per_s, facts[0].burst, facts[0].spend_cap) == ("acme", 10, 5, None)
+    assert (facts[0].actor, facts[2].spend_cap) == ("migration", cap)
+    assert not told[KEYS.name] and not told[PRICES.name]
+
+
 class Died(Exception):
     """The process ended here."""
 
@@ -140,8 +200,10 @@ class Died(Exception):
 async def test_dying_in_any_slice_costs_and_doubles_nothing(
     world: RelayWorld, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    keys, models = 11, 5
+    keys, models, customers = 11, 5, 4
     async with world.tables() as c:
+        for n in range(customers):
+            await c.execute("INSERT INTO customers VALUES ($1, $1, 10, 5, NULL, $2)", f"old{n}", OLD)
         for n in range(keys):  # some of the same moment, so that the id decides where a slice ends
             await add_key(
                 c, f"k{n}", created=OLD + timedelta(hours=n // 4), revoked=OLD + timedelta(hours=n, minutes=1)
@@ -174,18 +236,18 @@ async def test_dying_in_any_slice_costs_and_doubles_nothing(
             with suppress(Died, asyncpg.RaiseError):
                 await tell_old_rows(c, progress=progress, rows=3)
                 done = True
-    assert attempts > (2 * keys + 2 * models + 1) / 3
+    assert attempts > (2 * keys + 2 * models + 1 + customers) / 3
     async with world.tables() as c:
         rows = await c.fetch("SELECT position, event_id, topic, value FROM outbox ORDER BY position")
         assert await tell_old_rows(c, rows=3) == 0
         assert await c.fetchval("SELECT count(*) FROM outbox") == len(rows)
-    assert len(rows) == 2 * keys + 2 * models + 1 + 1 and len({r["event_id"] for r in rows}) == len(rows)
+    assert len(rows) == 2 * keys + 2 * models + 1 + customers + 1 and len({r["event_id"] for r in rows}) == len(rows)
     assert rows[-1]["event_id"] == by_command.event_id
     assert [r["position"] for r in rows[:-1]] == list(range(2 - len(rows), 1))
     facts: dict[str, list[Fact]] = {}
     for r in rows[:-1]:
         facts.setdefault(r["topic"], []).append(decode(r["value"], TOPICS[r["topic"]].record))  # type: ignore[arg-type]
-    assert list(facts) == [PRICES.name, MODELS.name, ROUTES.name, KEYS.name]
+    assert list(facts) == [PRICES.name, MODELS.name, ROUTES.name, CUSTOMERS.name, KEYS.name]
     for told in facts.values():
         assert [f.occurred_at for f in told] == sorted(f.occurred_at for f in told)
     assert max(b - a for a, b in pairwise(said)) <= 3, "a slice is bounded"
@@ -260,7 +322,8 @@ COLUMNS = (
     ("api_keys", "revoked_at"),
     ("prices", "created_at"),
     ("model_versions", "created_at"),
-    ("routes", "updated_at"),
+    ("route_revisions", "effective_at"),
+    ("route_revisions", "made_at"),
 )
 
 

@@ -90,8 +90,14 @@ def test_a_name_that_nobody_has_is_a_mistake_and_one_that_used_nothing_is_none(f
             result = call(filled, f"--{kind}", "nobody", *form)
             assert result.exit_code == 1
             assert result.output == f"Error: there is no {kind} 'nobody'; see  inferlog {kind}s list\n"
+    result = call(filled, "--meter", "token")
+    assert (result.exit_code, result.output) == (
+        1,
+        "Error: nothing was counted by the meter 'token'; there are items, requests\n",
+    )
     for wanted in (
         ("--customer", "idle"),
+        ("--meter", "items", "--customer", "idle"),
         ("--customer", "cust_3", "--chart"),
         ("--customer", "cust_0", "--from", "2026-03-02"),
         ("--model", "fresh"),

@@ -278,7 +278,7 @@ async def test_waiting_for_a_ledger_that_does_not_run_ends_with_how_far_it_is(
     ("wrong", "reason"),
     [
         ({"INFERLOG_KAFKA_BOOTSTRAP": "127.0.0.1:1"}, "127.0.0.1:1"),
-        ({"INFERLOG_POSTGRES_DSN": "postgresql://x:y@127.0.0.1:1/x"}, "Postgres cannot be reached"),
+        ({"INFERLOG_POSTGRES_DSN": "postgresql://x:y@127.0.0.1:1/x"}, "Postgres does not answer"),
         ({"INFERLOG_NAMESPACE": "nowhere"}, "inferlog provision"),
     ],
 )

@@ -85,6 +85,8 @@ def test_publishing_keeps_the_terms_of_the_route_and_says_what_it_was(
         "pool": "default",
         "spread": 4,
         "price_id": "v2",
+        "canaries": {},
+        "pins": {},
     }
 
 
@@ -104,7 +106,8 @@ def test_a_route_is_moved_by_a_prefix_and_keeps_its_pool(env: dict[str, str], ca
     ("arguments", "message"),
     [
         (("route", "m", "beef"), "model 'm' has no version that begins with 'beef'"),
-        (("route", "m", "xyz"), "expected 4 to 64 hex digits"),
+        (("route", "m", "XYZ"), "expected 4 to 64 hex digits"),
+        (("route", "m", "xyz"), "model 'm' has no alias 'xyz'"),
         (("publish", "../m", "{bundle}"), "expected 1 to 100 letters"),
         (("publish", "m", "{bundle}", "--price", "free"), "price 'free' does not exist"),
         (("publish", "m", "{bundle}", "--pool", "gpu-b"), "inferlog provision --pool gpu-b"),

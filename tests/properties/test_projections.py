@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.records import UsageRecorded
-from streams.ledger.dead_letters import RawRecord
 from streams.ledger.delivery import Delivery
 from streams.ledger.projections import content_digest, hourly_rows, processed_rows
+from streams.ledger.raw import RawRecord
 from streams.replay.proofs import LedgerProof, Verdict
 from tests.conftest import run_apart
 from tests.unit.streams.ledger.fake_ledger import FakeLedger

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.ledger.dead_letters import RawRecord
+from streams.ledger.raw import RawRecord
 from streams.ledger.stretches import Skipped, following, stretches
 
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from schemas.codec import DecodeError, decode, encode
 from schemas.records import UsageRecorded
-from streams.ledger.dead_letters import RawRecord
 from streams.ledger.projections import LocatedUsage, UnfitRecord, check_fit, content_digest
+from streams.ledger.raw import RawRecord
 from streams.ledger.reading import read_usage
 from tests.factories import encode_unchecked, usage
 from tests.strategies import records_of

@@ -98,6 +98,8 @@ def test_a_new_one_takes_the_place_of_what_has_asked_for_nothing_longest() -> No
         "connections_refused": 1,
         "connections_closed_for_others": 3,
         "heads_late": 0,
+        "heads_large": 0,
+        "answers_unread": 0,
     }
 
 

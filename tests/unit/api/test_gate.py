@@ -2,17 +2,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from api.admission.caller import Caller
+from api.admission.catalogue import Deployment
 from api.admission.deadlines import Queues
 from api.admission.gate import Gate, Inputs
-from api.admission.keys import Keys, mint
+from api.admission.key_shape import mint
+from api.admission.keys import Keys
 from api.admission.limits import Limiter
-from api.admission.once import Sameness
+from api.admission.once import Once, Sameness
 from api.admission.space import Space
-from api.admission.versions import Deployment, Versions
+from api.admission.versions import Versions
 from api.errors import ApiError, BadInput, Unavailable
 from infra.lag import Queue
 from schemas.ids import new_request_id
@@ -40,11 +43,16 @@ class World:
         self.model = "digits"
         self.bad_input: BadInput | None = None
         self.timeout_s: float | None = None
+        self.once: Once | None = None
+        self.said: dict[str, Any] = {"key": None, "retry": None, "digest": b""}
 
     operation = "infer"
 
     async def sameness(self, caller: Caller) -> Sameness:
-        return Sameness(customer_id=caller.customer_id, key_id=caller.key_id, key=None, retry=None, digest=b"")
+        return Sameness(customer_id=caller.customer_id, key_id=caller.key_id, **self.said)
+
+    def forget(self) -> None:
+        self.asked.append("forget")
 
     async def target(self) -> tuple[str, str | None]:
         self.asked.append("target")
@@ -70,9 +78,9 @@ class World:
             keys=Keys(self.keys, environment="test"),
             versions=versions,
             queues=self.queues,
-            space=Space(max_in_flight=self.max_in_flight),
+            space=Space(max_in_flight=self.max_in_flight, max_per_customer=self.max_in_flight),
             limiter=Limiter(self.script, RedisKeys()),
-            once=None,
+            once=self.once,
             money=None,
             deadline_s=self.deadline_s,
         )
@@ -149,6 +157,22 @@ async def test_a_long_queue_is_shed_before_tokens_are_taken() -> None:
     await world.queue(waiting=11)
     assert (await refusal(world)).status == 503
     assert world.script.batches == []
+
+
+async def test_a_call_counts_in_its_queue_from_its_admission_to_its_end_and_a_refused_one_never() -> None:
+    world = World()
+    own = world.queues._own["default"]
+    gate = await world.gate()
+    async with gate.admitted(world, new_request_id()):
+        assert (own.outstanding, own.let_in, len(own.answers)) == (1, 1, 0)
+    assert (own.outstanding, own.let_in, len(own.answers)) == (0, 1, 1)
+    with pytest.raises(Unavailable):
+        async with gate.admitted(world, new_request_id()):
+            raise Unavailable("the log is away")
+    assert (own.outstanding, own.let_in, len(own.answers)) == (0, 2, 1)
+    over_the_rate(world)
+    await refusal(world)
+    assert (own.outstanding, own.let_in) == (0, 2)
 
 
 async def test_a_stranger_cannot_make_the_gateway_read_a_body() -> None:

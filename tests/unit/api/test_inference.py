@@ -3,7 +3,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any, cast
+from unittest.mock import Mock
+from uuid import UUID
 
 import pytest
 
@@ -22,6 +25,7 @@ from api.errors import (
 )
 from api.inference import Answer, Inference, failure
 from api.large_tensors import LargeTensors
+from api.repeated import Repeated
 from api.request_log import RequestLog
 from api.results import Results
 from schemas.claims import checked_in
@@ -32,6 +36,7 @@ from schemas.records import InferenceFinished, InferenceRequested, Outcome
 from tests.blob_store import FakeBlobStore, claim_check
 from tests.conditions import eventually
 from tests.factories import finished
+from tests.fake_log import result_log
 from tests.fakes import FakeCache
 from tests.unit.api.test_gate import World, space_of
 
@@ -75,12 +80,14 @@ class Desk:
     def __init__(self) -> None:
         self.world = World()
         self.cache = FakeCache()
-        self.results = Results(self.cache, KEYS, instance="api-1")
+        self.results = Results(self.cache, KEYS, result_log(), instance="api-1")
         self.published: list[InferenceRequested] = []
         self.ends: Callable[[InferenceRequested], InferenceFinished | None] = lambda _: None
         self.fails: ApiError | None = None
         self.store = FakeBlobStore()
         self.inline_bytes = 256 * 1024
+        self.gone: list[tuple[UUID, str]] = []
+        self.repeated: Repeated | None = None
 
     async def publish(self, record: InferenceRequested, *, pool: str, spread: int) -> None:
         if self.fails is not None:
@@ -103,6 +110,8 @@ async def running(desk: Desk, *, deadline_s: float = 20.0) -> AsyncIterator[tupl
         results=desk.results,
         large=LargeTensors(claim_check(desk.store, inline_bytes=desk.inline_bytes)),
         instance="api-1",
+        repeated=desk.repeated,
+        gone=lambda request_id, customer_id: desk.gone.append((request_id, customer_id)),
     )
     listening = asyncio.ensure_future(desk.results.listen())
     await eventually(lambda: desk.cache.subscriptions)
@@ -185,9 +194,29 @@ async def test_callers_that_hang_up_leave_nothing_behind() -> None:
             call.cancel()
         await asyncio.wait(waiting)
         assert all(call.cancelled() for call in (*charged, *waiting))
+        # What the log has is not wanted any more; what it never had is nobody's work.
+        assert sorted(desk.gone) == sorted((r.request_id, r.customer_id) for r in desk.published)
         assert (desk.results.waiting, space_of(gate).in_flight) == (0, 0)
         desk.ends = ended()
         assert (await run(inference, desk)).finished.outcome is Outcome.SUCCEEDED
+        assert len(desk.gone) == 100
+
+
+@pytest.mark.parametrize(("claim", "is_repeated"), [(True, False), (False, True), (True, True)])
+async def test_who_can_come_again_for_the_outcome_or_repeats_a_call_gives_nothing_up(
+    claim: bool, is_repeated: bool
+) -> None:
+    desk = Desk()
+    async with running(desk) as (inference, gate), gate.admitted(desk.world, new_request_id()) as admission:
+        changed = replace(admission, claim=cast(Any, Mock()) if claim else None)
+        if is_repeated:
+            changed = replace(changed, charge=None)
+        call = asyncio.ensure_future(inference._finished(changed, None))
+        await eventually(lambda: desk.results.waiting == 1)
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.wait([call])
+        assert desk.gone == []
 
 
 async def test_large_inputs_are_in_the_store_before_the_log_has_their_request() -> None:

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from api.admission import key_shape
 from api.admission import keys as module
-from api.admission.keys import KeyRecord, Keys, KeySourceAway, bearer, digest, key_id_of, mint
+from api.admission.key_record import KeyRecord, Terms, base_rate
+from api.admission.key_shape import bearer, digest, key_id_of, mint
+from api.admission.keys import Keys, KeySourceAway
 from api.errors import Unauthorized, Unavailable
 from tests.conditions import eventually
 from tests.fakes import Clock, FakeKeys
@@ -78,7 +82,7 @@ async def test_a_known_key_is_looked_up_once_in_five_seconds(source: FakeKeys, k
 async def test_a_wrong_secret_with_a_right_checksum_is_unknown(source: FakeKeys, known: Keys) -> None:
     key, other = source.add(), mint("test")
     start = key.secret[: len("il_test_") + 13] + other.secret[len("il_test_") + 13 : -8]
-    forged = start + module._checksum(start)
+    forged = start + key_shape._checksum(start)
     assert key_id_of(forged, "test") == key.key_id
     with pytest.raises(Unauthorized, match="unknown key"):
         await known.identify(f"Bearer {forged}")
@@ -265,3 +269,139 @@ async def test_a_caller_that_waits_too_long_for_its_first_look_up_is_told(
 def stranger() -> str:
     """A key that anyone could have made up: right shape, right checksum."""
     return f"Bearer {mint('test').secret}"
+
+
+# -- what the feed says -----------------------------------------------------------------------------------------------
+
+
+async def test_while_the_feed_is_current_a_key_is_looked_up_once(source: FakeKeys, known: Keys, clock: Clock) -> None:
+    key = f"Bearer {source.add().secret}"
+    first = await known.identify(key)
+    for _ in range(100):
+        clock.now_s += 30
+        known.current(as_of_s=clock.now_s - 0.5)
+        assert await known.identify(key, fresh_s=1.0) is first
+    assert source.lookups == 1
+
+
+async def test_a_changed_key_and_every_key_of_a_changed_customer_are_looked_up_before_they_count_again(
+    source: FakeKeys, known: Keys, clock: Clock
+) -> None:
+    one, other = source.add(), source.add()
+    for minted in (one, other):
+        await known.identify(f"Bearer {minted.secret}")
+    known.current(as_of_s=clock.now_s)
+    source.records[one.key_id] = replace(source.records[one.key_id], revoked=True)
+    known.changed([one.key_id, "somebody-elses"], [])
+    with pytest.raises(Unauthorized, match="revoked"):
+        await known.identify(f"Bearer {one.secret}")
+    await known.identify(f"Bearer {other.secret}")
+    assert source.lookups == 3
+    wider = replace(source.records[other.key_id].customer, terms=Terms(rates=(base_rate(requests_per_s=1, burst=9),)))
+    source.records[other.key_id] = replace(source.records[other.key_id], customer=wider)
+    known.changed([], ["cust_b"])
+    assert (await known.identify(f"Bearer {other.secret}")).limits[1].burst == 5
+    known.changed([], ["cust_a", "cust_b"])
+    assert (await known.identify(f"Bearer {other.secret}")).limits[1].burst == 9
+
+
+async def test_a_changed_key_counts_for_nothing_while_it_cannot_be_looked_up(
+    source: FakeKeys, known: Keys, clock: Clock
+) -> None:
+    key, untouched = source.add(), source.add()
+    for minted in (key, untouched):
+        await known.identify(f"Bearer {minted.secret}")
+    source.away = True
+    known.changed([key.key_id], [])
+    known.current(as_of_s=clock.now_s)
+    with pytest.raises(Unavailable):
+        await known.identify(f"Bearer {key.secret}")
+    await known.identify(f"Bearer {untouched.secret}")
+
+
+class HeldKeys(FakeKeys):
+    """A source whose answer was right when it was asked, and may be on its way for long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hold = asyncio.Event()
+
+    async def find(self, key_id: str) -> KeyRecord | None:
+        found = await super().find(key_id)
+        await self.hold.wait()
+        return found
+
+
+@pytest.mark.parametrize("told", ["key", "customer", "all"])
+async def test_an_answer_from_before_a_change_that_arrives_after_it_was_told_does_not_count(
+    clock: Clock, told: str
+) -> None:
+    source = HeldKeys()
+    known = Keys(source, environment="test", clock=clock, now=lambda: NOW)
+    key = source.add()
+    call = asyncio.ensure_future(known.identify(f"Bearer {key.secret}"))
+    await eventually(lambda: source.lookups == 1)
+    await asyncio.sleep(0)  # it has its answer now
+    source.records[key.key_id] = replace(source.records[key.key_id], revoked=True)
+    if told == "all":
+        known.all_changed()
+    else:
+        known.changed(*(([key.key_id], []) if told == "key" else ([], ["cust_a"])))
+    known.current(as_of_s=clock.now_s)
+    source.hold.set()
+    with pytest.raises(Unauthorized, match="revoked"):
+        await call
+    assert not known._changed_meanwhile
+
+
+async def test_a_key_that_is_made_right_after_it_was_tried_works_at_once(source: FakeKeys, known: Keys) -> None:
+    key = source.add()
+    record = source.records.pop(key.key_id)
+    with pytest.raises(Unauthorized):
+        await known.identify(f"Bearer {key.secret}")
+    source.records[key.key_id] = record
+    known.changed([key.key_id], [])
+    await known.identify(f"Bearer {key.secret}")
+
+
+async def test_another_server_makes_every_key_looked_up_again_and_strangers_of_none(
+    source: FakeKeys, known: Keys, clock: Clock
+) -> None:
+    keys = [f"Bearer {source.add().secret}" for _ in range(50)]
+    for key in keys:
+        await known.identify(key)
+    known.all_changed()
+    known.current(as_of_s=clock.now_s)
+    await asyncio.gather(*(known.identify(key) for key in keys))
+    assert source.lookups == 100
+    await asyncio.gather(*(known.identify(key) for key in keys))
+    assert source.lookups == 100
+
+
+async def test_callers_are_made_for_some_keys_and_known_are_all(
+    source: FakeKeys, known: Keys, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MAX_CALLERS", 2)
+    keys = [f"Bearer {source.add().secret}" for _ in range(5)]
+    made = [await known.identify(key) for key in keys]
+    assert len(known._callers) == 2
+    assert [await known.identify(key) for key in keys] == made
+    assert await known.identify(keys[-1]) is await known.identify(keys[-1])
+    assert source.lookups == 5
+
+
+async def test_which_customers_changed_is_remembered_for_a_bounded_number_of_them(
+    source: FakeKeys, known: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MAX_CHANGED", 3)
+    key = f"Bearer {source.add().secret}"
+    await known.identify(key)
+    for number in range(3):
+        known.changed([], [f"cust_{number}"])
+        await known.identify(key)
+    assert source.lookups == 1
+    known.changed([], ["cust_3"])  # one too many: from here on they are told apart anew
+    assert len(known._customers) == 0
+    for _ in range(2):
+        await known.identify(key)
+    assert source.lookups == 2

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 
 from api import checker
 from api.admission.versions import Versions
+from api.bodies import Bodies
+from api.connections import Connections
 from api.errors import NotFound, Unprocessable
 from api.middleware import envelope
 from api.registry_catalogue import Candidate, Catalogue
 from api.routes import ROUTES
-from api.services import CATALOGUE, TURNS, VERSIONS
+from api.services import BODIES, CATALOGUE, CONNECTIONS, TURNS, VERSIONS
 from api.surfaces.schema_candidates import MAX_BODY_BYTES
 from api.turns import Turns
 from schemas.facts import SchemaPublished
@@ -69,10 +71,11 @@ class Registrar:
 async def registrar(catalogue: Catalogue) -> AsyncIterator[Registrar]:
     registry = FakeRegistry()
     registry.all_versions = [registered("digits", manifest())]
-    registry.all_routes = [replace(routed("digits", manifest()), pool="gpu-2")]
+    registry.all_routes = [routed("digits", manifest(), pool="gpu-2")]
     app = web.Application(middlewares=[envelope])
     app.add_routes(ROUTES)
     app[CATALOGUE], app[TURNS], app[VERSIONS] = catalogue, InThisProcess(), Versions(registry)
+    app[BODIES], app[CONNECTIONS] = Bodies(most_bytes=2**20), Connections(asyncio.Protocol, most=8)
     await app[VERSIONS].refresh()
     async with TestClient(TestServer(app)) as client:
         yield Registrar(client)

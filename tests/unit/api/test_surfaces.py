@@ -14,7 +14,7 @@ from api.errors import BadInput, NotFound
 from api.middleware import as_api_error, envelope
 from api.services import REQUEST_ID, TRACEPARENT
 from api.surfaces.http import parse_object
-from api.surfaces.openai import _named, _texts, _vectors
+from api.surfaces.openai import _texts, _vectors
 from schemas.tensors import Tensor
 
 NOW = datetime(2026, 3, 1, 12, 34, 56, tzinfo=timezone.utc)
@@ -113,12 +113,6 @@ def test_bodies_that_are_not_a_json_object(body: bytes) -> None:
 def test_embedding_inputs_that_are_refused(found: Any, words: str) -> None:
     with pytest.raises(BadInput, match=words):
         _texts(found)
-
-
-def test_a_model_may_be_named_with_its_version() -> None:
-    assert _named("minilm") == ("minilm", None)
-    assert _named("minilm@sha256:abcd1234") == ("minilm", "abcd1234")
-    assert _named("minilm@abcd1234") == ("minilm", "abcd1234")
 
 
 def test_vectors_are_the_same_in_both_encodings() -> None:

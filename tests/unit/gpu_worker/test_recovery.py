@@ -74,7 +74,7 @@ def test_the_first_result_of_each_request_is_found_and_nothing_else() -> None:
 
 def test_results_of_unknown_schemas_count_in_their_place_once_it_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
     codec, writer = forgetful(), NewerWriter(finished())
-    monkeypatch.setattr("gpu_worker.recovery.decode", codec.decode)
+    monkeypatch.setattr("schemas.first_results.decode", codec.decode)
     mine, nowhere, known = requested(), requested(), requested()
     results = FirstResults()
     for request, partitions in ((mine, (3, 5)), (nowhere, (70,)), (known, (1,))):

@@ -149,6 +149,7 @@ class Bench:
         self.runner = ScriptedRunner()
         self.claims = GatedClaims()
         self.outcomes = GatedOutcomes()
+        self.cancelled: set[UUID] = set()
         self.now = datetime.now(timezone.utc).timestamp()
         self.worker = Worker(
             name="w",
@@ -160,6 +161,7 @@ class Bench:
             clock=lambda: self.now,
             blame=Blame(),
             suspects=suspects or Suspects(),
+            is_cancelled=lambda request: request.request_id in self.cancelled,
         )
         self.stop = asyncio.Event()
 

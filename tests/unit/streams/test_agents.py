@@ -13,7 +13,7 @@ import pytest
 from mode.supervisors import CrashingSupervisor
 
 from streams.agents import register_usage_agent
-from streams.ledger.dead_letters import RawRecord
+from streams.ledger.raw import RawRecord
 from streams.ledger.stretches import Stretch, stretches
 
 STREAMS = Path(__file__).resolve().parents[3] / "streams"
@@ -95,6 +95,9 @@ class Stream:
         raise AssertionError("what may be committed is not said by acknowledging")
 
 
+STALE = 77
+
+
 def event(offset: int) -> Any:
     return SimpleNamespace(
         message=SimpleNamespace(topic="t", partition=0, offset=offset, follows=offset, key=b"k", value=b"v")
@@ -103,7 +106,10 @@ def event(offset: int) -> Any:
 
 def register(deliver: Any, calls: list[object]) -> Any:
     app = faust.App("test", broker="kafka://127.0.0.1:1", autodiscover=False)
-    app.consumer = SimpleNamespace(cover=lambda stretches: calls.append(("covered", [s.end for s in stretches])))
+    app.consumer = SimpleNamespace(
+        cover=lambda stretches: calls.append(("covered", [s.end for s in stretches])),
+        present=lambda events: [e for e in events if e.message.offset != STALE],
+    )
     return register_usage_agent(app, "t", deliver, batch_records=10, batch_wait_s=0.1)
 
 
@@ -119,6 +125,17 @@ async def test_covers_a_batch_after_its_delivery() -> None:
     assert calls == [("delivered", [3, 4]), ("covered", [5]), ("delivered", [5]), ("covered", [6])]
     assert agent.concurrency == 1
     assert agent.supervisor_strategy is CrashingSupervisor
+
+
+async def test_what_is_stale_is_neither_delivered_nor_covered() -> None:
+    calls: list[object] = []
+
+    async def deliver(records: Sequence[RawRecord]) -> list[Stretch]:
+        calls.append(("delivered", [r.offset for r in records]))
+        return stretches(records)
+
+    await register(deliver, calls).fun(Stream([[event(STALE), event(4)], [event(STALE)]]))
+    assert calls == [("delivered", [4]), ("covered", [5])]
 
 
 async def test_covers_nothing_of_a_batch_that_was_not_delivered() -> None:

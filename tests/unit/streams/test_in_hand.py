@@ -6,6 +6,7 @@ from faust.types import TP
 
 from streams.consumer import LedgerConsumer
 from streams.in_hand import InHand
+from streams.ledger.footing import Fetch, Footing
 from streams.ledger.stretches import Stretch
 
 A, B = TP("usage", 0), TP("usage", 1)
@@ -39,16 +40,18 @@ def test_what_is_fetched_is_held_until_it_is_covered_or_belongs_to_others() -> N
 async def test_nothing_is_fetched_while_too_much_is_in_hand() -> None:
     class Thread:
         fetches = 0
+        footing = Footing()
 
         def assignment(self) -> set[TP]:
             return {A}
 
-        async def getmany(self, partitions: object, timeout: float) -> dict[TP, list[tuple[int, Record]]]:
+        async def getmany(self, partitions: object, timeout: float) -> dict[TP, Fetch]:
             self.fetches += 1
-            return {A: [(0, Record(self.fetches, 6000))]}
+            return {A: Fetch(epoch=None, records=[(0, Record(self.fetches, 6000))])}
 
     consumer: Any = object.__new__(LedgerConsumer)
-    consumer.in_hand, consumer._covered, consumer._thread = InHand(max_bytes=10_000), {}, Thread()
+    consumer.in_hand, consumer._covered, consumer._epochs = InHand(max_bytes=10_000), {}, {}
+    consumer._thread = Thread()
     for _ in range(5):
         await consumer._getmany({A}, 0.0)
     assert consumer._thread.fetches == 2

@@ -8,8 +8,8 @@ from uuid import UUID
 
 from schemas.ids import usage_id
 from schemas.records import UsageRecorded
-from streams.ledger.dead_letters import RawRecord
 from streams.ledger.projections import LocatedUsage, content_digest
+from streams.ledger.raw import RawRecord
 from tests.factories import encode_unchecked
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)

@@ -8,8 +8,6 @@ from copy import deepcopy
 from datetime import datetime, timedelta
 from uuid import UUID
 
-import asyncpg
-
 from schemas.records import DeadLetter
 from streams.ledger.dedup import Bounds, Opening, Overtaken, Place
 from streams.ledger.projections import Counted, LocatedUsage, hourly_rows
@@ -40,15 +38,20 @@ class FakeTransaction:
         assert len({u.record.request_id for u in usages}) == len(usages)
         fresh = [u for u in usages if u.record.request_id not in known]
         other = [u for u in usages if known.get(u.record.request_id) not in (None, u.digest)]
+        refused = [u for u in fresh if not self._add(u)]
+        good = [u for u in fresh if u not in refused]
+        known.update({u.record.request_id: u.digest for u in good})
+        return Counted(fresh=good, contradicting=other, refused=[(u, "bigint out of range") for u in refused])
+
+    def _add(self, usage: LocatedUsage) -> bool:
         sums = dict(self._ledger.sums)
-        for row in hourly_rows(fresh):
+        for row in hourly_rows([usage]):
             key = row.values()[:6]
             sums[key] = sums.get(key, 0) + row.quantity
             if sums[key] > BIGINT_MAX:
-                raise asyncpg.NumericValueOutOfRangeError("bigint out of range")
+                return False
         self._ledger.sums = sums
-        known.update({u.record.request_id: u.digest for u in fresh})
-        return Counted(new=len(fresh), contradicting=other)
+        return True
 
     async def set_aside(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
         new = [x for x in letters if (x.partition, x.offset) not in self._ledger.dead]

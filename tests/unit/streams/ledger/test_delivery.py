@@ -216,14 +216,14 @@ async def test_while_schemas_cannot_be_asked_for_the_batch_is_held(
     assert ledger.positions == {0: 1}
 
 
-async def test_a_refused_record_is_found_by_halving(delivery: Delivery, ledger: FakeLedger) -> None:
-    records = [raw(usage(n), n) for n in range(64)]
-    records[37] = raw(usage(37, quantities={"items": BIGINT_MAX}), 37)
-    await delivery.deliver(records)
-    assert len(ledger.dead) == 1
-    assert "bigint out of range" in ledger.dead[next(iter(ledger.dead))]
-    assert len(ledger.processed) == 63
-    assert ledger.counts < 20  # about 2·log2(64), not 64
+async def test_a_record_that_the_ledger_refuses_is_set_aside_with_its_copies_and_its_neighbours_count(
+    delivery: Delivery, ledger: FakeLedger
+) -> None:
+    bad = usage(37, quantities={"items": BIGINT_MAX})
+    await delivery.deliver([*(raw(usage(n), n) for n in range(37)), raw(bad, 37), raw(bad, 38)])
+    assert ledger.dead == dict.fromkeys([(0, 37), (0, 38)], "bigint out of range")
+    assert len(ledger.processed) == 37
+    assert (delivery.counted, delivery.dead) == (37, 2)
 
 
 async def test_holds_through_an_outage_and_loses_nothing(delivery: Delivery, ledger: FakeLedger, time: Time) -> None:

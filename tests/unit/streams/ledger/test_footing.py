@@ -39,7 +39,7 @@ class Driver:
 async def follows(footing: Footing, driver: Driver, offsets: list[int]) -> list[tuple[int, int]]:
     """(what it follows, offset) of each record of a fetch."""
     told = await footing.follow(driver, {PLACE: [SimpleNamespace(offset=o) for o in offsets]})
-    return [(stood, r.offset) for stood, r in told.get(PLACE, [])]
+    return [(stood, r.offset) for stood, r in told[PLACE].records] if PLACE in told else []
 
 
 @pytest.mark.parametrize(("committed", "first", "begin"), [(None, 0, 0), (None, 6, 6), (0, 0, 0), (5, 0, 5)])
@@ -88,4 +88,24 @@ async def test_a_fetch_of_several_partitions_is_measured_from_before_any_questio
     footing._stands = {PLACE: 3, other: 100}
     driver.meanwhile = lambda: footing._stands.update({other: 50})
     told = await footing.follow(driver, {PLACE: [SimpleNamespace(offset=5)], other: [SimpleNamespace(offset=100)]})
-    assert {tp: [stood for stood, _ in followed] for tp, followed in told.items()} == {PLACE: [3]}
+    assert {tp: [stood for stood, _ in fetch.records] for tp, fetch in told.items()} == {PLACE: [3]}
+
+
+async def test_a_fetch_that_was_begun_anew_at_the_same_place_is_dropped() -> None:
+    """It comes again, and follows what was read since only by chance."""
+    footing, driver = Footing(), Driver(3, 0)
+    await footing.begin(driver, {PLACE})
+    before = footing._begun
+    driver.meanwhile = lambda: footing._epochs.update({PLACE: before + 1})
+    assert await follows(footing, driver, [5]) == []
+
+
+async def test_every_beginning_of_a_partition_has_an_epoch_of_its_own() -> None:
+    footing, driver = Footing(), Driver(3, 0)
+    await footing.begin(driver, {PLACE})
+    first = footing.epoch(PLACE)
+    assert (await footing.follow(driver, {PLACE: [SimpleNamespace(offset=3)]}))[PLACE].epoch == first
+    footing.forget({PLACE})
+    assert footing.epoch(PLACE) is None
+    await footing.begin(driver, {PLACE})
+    assert footing.epoch(PLACE) not in (None, first)

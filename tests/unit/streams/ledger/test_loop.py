@@ -15,6 +15,7 @@ from infra.settings import streams_settings
 from streams.garbage import collect_seldom
 from streams.ledger.delivery import Delivery
 from streams.ledger.loop import UsageLoop
+from streams.ledger.membership import Membership
 from streams.ledger.sorting import STEP_RECORDS
 from streams.ledger.stretches import Stretch
 from tests.unit.streams.ledger.fake_ledger import FakeLedger
@@ -36,6 +37,8 @@ class Driver:
     def __init__(self, fetches: list[dict[int, range]], *, ends: dict[int, int | None]) -> None:
         self._fetches = fetches
         self._ends = ends
+        self._coordinator = None
+        self._subscription = SimpleNamespace(subscription=None)
 
     def assignment(self) -> set[TopicPartition]:
         return {TopicPartition(TOPIC, p) for p in (0, 1)}
@@ -75,7 +78,10 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def new_loop(ledger: FakeLedger) -> UsageLoop:
     delivery = Delivery(ledger, give_up_s=10.0)
-    return UsageLoop(streams_settings(ENV), topic=TOPIC, group="g", delivery=delivery, beacon=None)
+    membership = Membership(group="g", patience_s=60.0)
+    return UsageLoop(
+        streams_settings(ENV), topic=TOPIC, group="g", delivery=delivery, membership=membership, beacon=None
+    )
 
 
 async def step(driver: Driver) -> FakeLedger:

@@ -1,44 +1,18 @@
-"""How letters are named and shown: places as commands take them, bytes as they are, nothing that a terminal obeys."""
+"""How letters are shown: bytes as they are, and nothing that a terminal obeys."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
-import pytest
-
 from schemas.codec import encode
 from schemas.records import InferenceFinished, UsageRecorded
-from streams.quarantine.letters import Letter, Place, PlaceError, State
+from streams.quarantine.letters import Letter, Place, State
 from streams.quarantine.rendering import decoded, hex_lines, letter_lines, outcome_line, shown, size
 from streams.quarantine.settling import Outcome
 from tests.factories import finished
 from tests.unit.streams.usage_samples import NOON, usage
 
 NS = "t1"
-
-
-@pytest.mark.parametrize(
-    ("text", "topic"),
-    [
-        ("usage/3/41", "t1.inference.usage.v1"),
-        ("inference.usage.v1/3/41", "t1.inference.usage.v1"),
-        ("t1.inference.usage.v1/3/41", "t1.inference.usage.v1"),
-        (" requests.gpu-a/3/41 ", "t1.inference.requests.gpu-a.v1"),
-    ],
-)
-def test_a_place_is_called_by_the_short_or_the_full_name_of_its_topic(text: str, topic: str) -> None:
-    place = Place.parse(text, namespace=NS)
-    assert place == Place(topic=topic, partition=3, offset=41)
-    assert Place.parse(place.short(namespace=NS), namespace=NS) == place
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "usage", "usage/3", "usage/-1/3", "usage/3/", "usage/3/x", "usage/٣/1", "usage/3/9" + "9" * 30, "no/1/2"],
-)
-def test_what_is_no_place_is_refused(text: str) -> None:
-    with pytest.raises(PlaceError):
-        Place.parse(text, namespace=NS)
 
 
 def test_a_list_is_aligned_and_sends_no_escape_to_the_terminal() -> None:

@@ -8,9 +8,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from schemas.records import BucketCharge, InferenceRequested, UsageRecorded
+from schemas.records import BucketCharge, InferenceRequested, LimiterMode, UsageRecorded
 from streams.replay.limits import LimitProof, least_spare
-from streams.replay.proofs import LedgerKey, LedgerProof, Verdict
+from streams.replay.proofs import DISCARDED, LedgerKey, LedgerProof, Verdict
 from tests.factories import NOON, requested
 from tests.unit.streams.usage_samples import usage
 
@@ -151,6 +151,14 @@ def test_an_undecodable_record_must_have_been_set_aside() -> None:
         assert verdict.figures["undecodable"] == 1
 
 
+def test_an_undecodable_record_that_was_discarded_is_a_decision_and_no_open_question() -> None:
+    proof = LedgerProof(next_offsets={0: 2}, dead=frozenset({(0, 0), (0, 1)}), settled={(0, 0): DISCARDED})
+    proof.add_undecodable(0, 0)
+    proof.add_undecodable(0, 1)
+    verdict = proof.finish(rows={}, processed=[], aside_billed=frozenset())
+    assert (verdict.figures["undecodable"], verdict.figures[DISCARDED]) == (1, 1)
+
+
 def test_a_trimmed_topic_is_not_called_proved() -> None:
     proof = LedgerProof(next_offsets={0: 3}, dead=frozenset())
     gap = proof.finish(rows=ROWS, processed=IDS, aside_billed=frozenset(), notes=["the head is gone"])
@@ -224,4 +232,49 @@ def test_no_admissions_at_all_keep_every_rate() -> None:
     verdict = limits()
     assert verdict.holds is True
     assert verdict.figures["least_spare_us"] is None
-    assert least_spare([], interval_us=1, burst=1) is None
+    assert least_spare([]) is None
+
+
+def test_a_customers_bucket_of_a_model_is_not_anothers() -> None:
+    one, other = admission(0, bucket="model:digits", burst=1), admission(0, bucket="model:digits", burst=1)
+    object.__setattr__(other, "customer_id", "somebody else")
+    assert limits(one, other).holds is True
+
+
+def test_a_limit_that_was_changed_keeps_what_was_used() -> None:
+    raised = [admission(0), admission(0), admission(10, burst=20, interval_us=10)]
+    assert limits(*raised, *[admission(10, burst=20, interval_us=10) for _ in range(17)]).holds is True
+    # Ten microseconds at the new pace gave one unit back, and no more.
+    assert limits(*raised, *[admission(10, burst=20, interval_us=10) for _ in range(19)]).holds is False
+
+
+def alone(micros: int, gateway: str, *, shares: int = 4, burst: int = 2) -> Any:
+    evidence = BucketCharge(bucket="key:k1", interval_us=100 * shares, burst=burst, cost=1, remaining=0, shares=shares)
+    return requested(
+        limiter=LimiterMode.LOCAL,
+        limiter_time=NOON + timedelta(microseconds=micros),
+        limiter_buckets=(evidence,),
+        reply_to=gateway,
+    )
+
+
+def test_what_gateways_decided_alone_is_held_to_their_shares() -> None:
+    every = [alone(0, f"api-{n}") for n in range(4) for _ in range(2)]
+    assert limits(*every).holds is True
+    assert limits(*every).figures["by_gateways_alone"] == 8
+    one_more = limits(*every, alone(399, "api-0"))
+    assert one_more.holds is False
+    assert one_more.findings[0].what == "share over its rate"
+    assert "at api-0" in one_more.findings[0].examples[0]
+
+
+def test_more_gateways_than_there_are_shares_are_over_the_rate_together() -> None:
+    crowd = limits(*[alone(0, f"api-{n}") for n in range(5) for _ in range(2)])
+    assert crowd.holds is False
+    assert [f.what for f in crowd.findings] == ["shares together over the rate"]
+
+
+def test_an_admission_by_a_limiter_of_a_newer_release_proves_nothing() -> None:
+    unknown = admission(0)
+    object.__setattr__(unknown, "limiter", LimiterMode.UNKNOWN)
+    assert limits(unknown).holds is None

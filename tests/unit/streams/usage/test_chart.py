@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from infra.periods import UTC
-from streams.usage.chart import MOST_BARS, ChartWriter, TooManyBars, bar
+from infra.periods import UTC, cut_days, end_of, zone_named
+from streams.usage.chart import MOST_BARS, ChartWriter, TooManyBars, bar, gap_lines
 from streams.usage.completeness import remarks
-from streams.usage.lines import Completeness, UsageLine
+from streams.usage.lines import Completeness, UsageLine, Wanted
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
 
@@ -101,3 +101,28 @@ def test_people_are_told_how_old_the_ledgers_word_is() -> None:
     assert "by the ledger's word of 5 h ago\nthe ledger says nothing since" in said(as_of=NOON + timedelta(hours=5))
     assert "unknown" in said(until=None)
     assert "by the ledger's word of 0 s ago" in said(as_of=NOON - timedelta(hours=5))  # clocks differ
+
+
+@pytest.mark.parametrize(
+    ("interval", "zone", "last"),
+    [
+        ("day", "UTC", "2026-03-03"),
+        ("day", "Pacific/Auckland", "2026-03-04"),
+        ("day", "America/Los_Angeles", "2026-03-03"),
+        ("hour", "UTC", "2026-03-03T12"),
+        ("month", "UTC", "2026-03-01"),
+    ],
+)
+def test_no_bar_is_of_a_period_that_has_not_begun(interval: str, zone: str, last: str) -> None:
+    """Days with usage are known by UTC, and a zone's next day may share the last hours of one."""
+    known = zone_named(zone)
+    days = [datetime(2026, 3, day, tzinfo=timezone.utc) for day in (1, 3)]
+    wanted = Wanted(since=None, until=None, interval=interval, zone=known, by=())
+    starts = cut_days(days, interval, known, since=None, until=None)
+    now = days[-1].replace(hour=12)
+    gaps = gap_lines(starts, lambda start: end_of(start, interval, known), wanted, now=now)
+    assert gaps[-1].start is not None
+    assert gaps[-1].start <= now
+    assert gaps[-1].start.astimezone(known).isoformat().startswith(last)
+    early = gap_lines(starts, lambda start: end_of(start, interval, known), wanted, now=days[0].replace(hour=3))
+    assert all(gap.start is not None and gap.start.day in (1, 28) for gap in early)

@@ -1,0 +1,176 @@
+"""The book of claims in memory, by a clock that a test moves, and calls to enter in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from api.admission.claims import (
+    BookAway,
+    Decisions,
+    Entry,
+    Note,
+    Sameness,
+    Standing,
+    may_be_repeated,
+)
+from schemas.ids import new_request_id
+from tests.fakes import Clock
+
+
+def call(*, key: str | None = None, retry: int | None = None, body: bytes = b"a", **changes: Any) -> Sameness:
+    """A call by a customer's key."""
+    fields = {"customer_id": "cust_a", "key_id": "key_a", "digest": body.ljust(32, b"."), **changes}
+    return Sameness(key=key, retry=retry, **fields)
+
+
+def decisions(*, version: str = "v" * 64, deadline_s: float = 10.0) -> Decisions:
+    """What would be decided about a call now."""
+    now = datetime.now(timezone.utc)
+    return Decisions(
+        request_id=new_request_id(),
+        admitted_at=now,
+        deadline_at=now + timedelta(seconds=deadline_s),
+        version=version,
+        price_id="standard-v1",
+    )
+
+
+def entry(**changes: Any) -> Entry:
+    """A call as it is entered."""
+    return Entry.of(call(**changes), decisions())
+
+
+@dataclass
+class _Row:
+    entry: Entry
+    entered_s: float
+    seen_s: float
+    retries: int
+    patience_s: float
+    takeovers: int = 0
+    accepted: bool = False
+    answered_s: float | None = None
+
+
+class MemoryBook:
+    """Implements Book. `away` makes every call fail; `hold` keeps them waiting; `entered` has sizes of batches."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.rows: list[_Row] = []
+        self.away = False
+        self.hold = asyncio.Event()
+        self.hold.set()
+        self.entered: list[int] = []
+
+    async def pass_s(self, seconds: float) -> None:
+        """Let time pass."""
+        self.clock.now_s += seconds
+
+    async def enter(self, entries: Sequence[Entry]) -> Sequence[Standing | None]:
+        await self._ready()
+        self.entered.append(len(entries))
+        return [self._entered(e) for e in entries]
+
+    def _entered(self, new: Entry) -> Standing:
+        for row in self.rows:
+            if row.entry.decisions.request_id == new.decisions.request_id or (
+                new.is_keyed and row.entry.is_keyed and row.entry.name == new.name
+            ):
+                return self._standing(row)
+        now_s = self.clock.now_s
+        row = _Row(new, now_s, now_s, new.retries, new.patience_s)
+        self.rows.append(row)
+        return self._standing(row)
+
+    async def rejoin(self, entry: Entry) -> Standing | None:
+        await self._ready()
+        fitting = [r for r in self.rows if self._is_repeated_by(r, entry)]
+        if not fitting:
+            return None
+        row = max(fitting, key=lambda r: (r.seen_s, r.entry.decisions.request_id))
+        row.retries, row.patience_s, row.answered_s = entry.retries, entry.patience_s, None
+        row.seen_s = self.clock.now_s if row.accepted else row.seen_s
+        return self._standing(row)
+
+    def _is_repeated_by(self, row: _Row, entry: Entry) -> bool:
+        return (
+            not row.entry.is_keyed
+            and (row.entry.name, row.entry.customer_id) == (entry.name, entry.customer_id)
+            and row.retries < entry.retries
+            and may_be_repeated(
+                quiet_s=self.clock.now_s - row.seen_s,
+                answered_s=None if row.answered_s is None else self.clock.now_s - row.answered_s,
+                patience_s=row.patience_s,
+            )
+        )
+
+    async def find(self, standing: Standing) -> Standing | None:
+        await self._ready()
+        rows = [r for r in self.rows if r.entry.decisions.request_id == standing.decisions.request_id]
+        return self._standing(rows[0]) if rows else None
+
+    async def take_over(self, standing: Standing) -> bool:
+        await self._ready()
+        for row in self.rows:
+            if row.entry.decisions.request_id == standing.decisions.request_id:
+                if row.accepted or row.takeovers != standing.takeovers:
+                    return False
+                row.takeovers, row.seen_s = row.takeovers + 1, self.clock.now_s
+                return True
+        return False
+
+    async def note(self, notes: Sequence[Note]) -> None:
+        await self._ready()
+        for note in notes:
+            for row in [r for r in self.rows if r.entry.decisions.request_id == note.request_id]:
+                if note.withdrawn:
+                    self.rows.remove(row)
+                    continue
+                row.accepted = True
+                if note.answered and row.retries == note.retries:
+                    row.answered_s = self.clock.now_s
+
+    async def prune(self, *, is_keyed: bool, older_than_s: float, at_most: int) -> int | None:
+        await self._ready()
+        old = [
+            r
+            for r in self.rows
+            if r.entry.is_keyed is is_keyed and self.clock.now_s - r.seen_s > older_than_s + r.patience_s
+        ][:at_most]
+        self.rows = [r for r in self.rows if r not in old]
+        return len(old)
+
+    async def _ready(self) -> None:
+        await self.hold.wait()
+        await asyncio.sleep(0)
+        if self.away:
+            raise BookAway("switched off")
+
+    def _standing(self, row: _Row) -> Standing:
+        return Standing(
+            is_keyed=row.entry.is_keyed,
+            name=row.entry.name,
+            customer_id=row.entry.customer_id,
+            digest=row.entry.digest,
+            retries=row.retries,
+            takeovers=row.takeovers,
+            is_accepted=row.accepted,
+            age_s=self.clock.now_s - row.entered_s,
+            quiet_s=self.clock.now_s - row.seen_s,
+            decisions=row.entry.decisions,
+        )
+
+
+def accepted(of: Entry, **more: Any) -> Note:
+    """The note that this call's request is on the log."""
+    return Note(is_keyed=of.is_keyed, request_id=of.decisions.request_id, retries=of.retries, accepted=True, **more)
+
+
+def withdrawn(of: Entry) -> Note:
+    """The note that this call was refused."""
+    return replace(accepted(of), accepted=False, withdrawn=True)

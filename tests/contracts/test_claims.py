@@ -1,0 +1,218 @@
+"""One suite for the book of claims in memory and the one in Postgres: what a claim promises, whoever keeps it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from api.admission.claim_book import PostgresBook
+from api.admission.claims import COUNTED_HORIZON_S, LOST_S, Book, Entry, Sameness, Standing
+from infra.postgres import Pool, open_pool
+from infra.settings import PostgresSettings
+from schemas.ids import new_request_id
+from tests.claims import MemoryBook, accepted, call, decisions, entry, withdrawn
+from tests.conftest import _clone, _drop, dsn_for, run_apart
+
+
+class AgedBook(PostgresBook):
+    """The real one; time passes by making all that it holds older."""
+
+    def __init__(self, pool: Pool) -> None:
+        super().__init__(pool)
+        self._rows = pool
+
+    async def pass_s(self, seconds: float) -> None:
+        older = ", ".join(f"{c} = {c} - $1::interval" for c in ("entered_at", "seen_at", "answered_at"))
+        await self._rows.execute(f"UPDATE claims SET {older}", timedelta(seconds=seconds))
+
+
+@asynccontextmanager
+async def _books(kind: str, request: pytest.FixtureRequest) -> AsyncIterator[Any]:
+    if kind == "memory":
+        yield MemoryBook()
+        return
+    async with open_pool(PostgresSettings(dsn=request.getfixturevalue("dsn")), max_size=8) as pool:
+        await pool.execute("TRUNCATE claims")
+        yield AgedBook(pool)
+
+
+@pytest.fixture(scope="module")
+def dsn(servers: dict[str, str]) -> Iterator[str]:
+    """One database for all of these: they need nothing else."""
+    server, name = servers["INFERLOG_POSTGRES_DSN"], f"claims_{uuid4().hex[:8]}"
+    run_apart(_clone(server, name))
+    yield dsn_for(server, name)
+    run_apart(_drop(server, name))
+
+
+@pytest.fixture(params=["memory", "postgres"])
+async def book(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
+    async with _books(request.param, request) as book:
+        yield book
+
+
+async def enter(book: Book, new: Entry) -> Standing:
+    (standing,) = await book.enter([new])
+    assert standing is not None
+    return standing
+
+
+def ids(standings: list[Standing | None]) -> list[Any]:
+    return [None if s is None else s.decisions.request_id for s in standings]
+
+
+async def test_a_key_is_taken_once_whoever_comes_and_the_first_ones_decisions_are_given(book: Any) -> None:
+    first, later, other = entry(key="k"), entry(key="k", body=b"b"), entry(key="k", customer_id="cust_b")
+    standing = await enter(book, first)
+    assert (standing.decisions, standing.is_accepted, standing.takeovers) == (first.decisions, False, 0)
+    found = await enter(book, later)
+    assert (found.decisions, found.digest) == (first.decisions, first.digest)
+    assert ids(await book.enter([other, entry(key="k")])) == [
+        other.decisions.request_id,
+        first.decisions.request_id,
+    ]
+
+
+async def test_of_many_that_enter_one_key_at_once_exactly_one_is_first(book: Any) -> None:
+    """In batches that overlap crosswise, and twice within one."""
+    batches = [[entry(key=f"k{n}") for n in order] for order in ([0, 1, 2, 2], [2, 1, 0], [1, 0, 2], [0, 2, 1])]
+    found = await asyncio.gather(*(book.enter(batch) for batch in batches))
+    by_name: dict[bytes, set[Any]] = {}
+    for batch, standings in zip(batches, found, strict=True):
+        for one, request_id in zip(batch, ids(standings), strict=True):
+            by_name.setdefault(one.name, set()).add(request_id)
+    assert [len(firsts) for firsts in by_name.values()] == [1, 1, 1]
+
+
+async def test_a_statement_whose_answer_was_lost_may_be_repeated(book: Any) -> None:
+    for new in (entry(key="k"), entry(retry=0)):
+        assert ids([await enter(book, new), await enter(book, new)]) == [new.decisions.request_id] * 2
+
+
+async def test_equal_calls_without_a_key_are_calls_of_their_own(book: Any) -> None:
+    calls = [entry(retry=0) for _ in range(3)]
+    assert ids(await book.enter(calls)) == [c.decisions.request_id for c in calls]
+    assert await book.rejoin(entry(retry=0)) is None
+
+
+async def test_equal_calls_that_are_both_repeated_join_different_ones(book: Any) -> None:
+    """Also when both repetitions come at once."""
+    calls = [entry(retry=0), entry(retry=0)]
+    await book.enter(calls)
+    joined = await asyncio.gather(*(book.rejoin(entry(retry=1)) for _ in range(3)))
+    assert sorted(map(str, ids(list(joined)))) == sorted(map(str, [*(c.decisions.request_id for c in calls), None]))
+    again = await asyncio.gather(*(book.rejoin(entry(retry=2)) for _ in range(2)))
+    assert set(ids(list(again))) == {c.decisions.request_id for c in calls}
+
+
+async def test_a_repetition_is_of_the_same_key_and_the_same_body(book: Any) -> None:
+    await enter(book, entry(retry=0))
+    assert await book.rejoin(entry(retry=1, body=b"b")) is None
+    assert await book.rejoin(entry(retry=1, key_id="key_b")) is None
+    assert await book.rejoin(entry(retry=1)) is not None
+
+
+async def test_a_call_with_a_key_is_not_what_a_counted_one_repeats(book: Any) -> None:
+    await enter(book, entry(key="k", retry=0))
+    assert await book.rejoin(entry(retry=1)) is None
+
+
+@pytest.mark.parametrize(
+    ("patience_s", "answered_after_s", "comes_after_s", "is_found"),
+    [
+        (0.0, None, COUNTED_HORIZON_S - 1, True),  # never answered
+        (0.0, None, COUNTED_HORIZON_S + 1, False),
+        (0.0, 1.0, 1 + LOST_S - 0.5, True),  # answered, and lost on its way
+        (0.0, 1.0, 1 + LOST_S + 1, False),
+        (60.0, 1.0, 59.0, False),  # its client would still wait
+        (60.0, 1.0, 60.5, True),  # it has just given up
+        (60.0, 1.0, 60 + LOST_S - 0.5, True),
+        (60.0, 1.0, 60 + LOST_S + 1, False),
+    ],
+)
+async def test_how_long_after_an_answer_a_call_may_be_its_repetition(
+    book: Any, patience_s: float, answered_after_s: float | None, comes_after_s: float, is_found: bool
+) -> None:
+    first = entry(retry=0, patience_s=patience_s)
+    await enter(book, first)
+    await book.note([accepted(first)])
+    if answered_after_s is not None:
+        await book.pass_s(answered_after_s)
+        await book.note([accepted(first, answered=True)])
+    await book.pass_s(comes_after_s - (answered_after_s or 0))
+    assert (await book.rejoin(entry(retry=1)) is not None) is is_found
+
+
+async def test_an_answer_counts_for_the_call_it_was_given_to(book: Any) -> None:
+    """The first call's answer is written down after its repetition came: that one has none yet."""
+    first = entry(retry=0)
+    await enter(book, first)
+    assert await book.rejoin(entry(retry=1)) is not None
+    await book.note([accepted(first, answered=True)])
+    await book.pass_s(LOST_S + 1)
+    assert await book.rejoin(entry(retry=2)) is not None
+
+
+@pytest.mark.parametrize("new", [entry(key="k"), entry(retry=0)], ids=["keyed", "counted"])
+async def test_a_claim_is_taken_over_by_one_and_not_once_it_is_accepted(book: Any, new: Entry) -> None:
+    standing = await enter(book, new)
+    await book.pass_s(5)
+    standing = await book.find(standing)
+    assert standing.quiet_s >= 5
+    assert sorted(await asyncio.gather(*(book.take_over(standing) for _ in range(4)))) == [False, False, False, True]
+    after = await book.find(standing)
+    assert (after.decisions, after.takeovers) == (new.decisions, 1)
+    assert after.quiet_s < 5 <= after.age_s
+    await book.note([accepted(new)])
+    after = await book.find(standing)
+    assert after.is_accepted
+    assert not await book.take_over(after)
+
+
+@pytest.mark.parametrize(("first", "later"), [(entry(key="k"), entry(key="k")), (entry(retry=0), entry(retry=1))])
+async def test_what_was_withdrawn_is_not_there(book: Any, first: Entry, later: Entry) -> None:
+    standing = await enter(book, first)
+    await book.note([withdrawn(first), accepted(entry(retry=0))])
+    assert await book.find(standing) is None
+    assert await book.rejoin(later) is None
+    assert (await enter(book, later)).decisions == later.decisions
+
+
+async def test_only_what_nobody_can_come_back_to_is_let_go_of(book: Any) -> None:
+    hour_s = 3600.0
+    old_keyed, old_counted, patient = entry(key="old"), entry(retry=0), entry(retry=0, patience_s=900.0)
+    # Their ids are as old as they are.
+    old = [aged(e, 2 * hour_s) for e in (old_keyed, old_counted, patient)]
+    await book.enter(old)
+    await book.pass_s(COUNTED_HORIZON_S + 1)
+    new = [entry(key="new"), entry(retry=0)]
+    await book.enter(new)
+    assert await book.prune(is_keyed=False, older_than_s=COUNTED_HORIZON_S, at_most=10) == 1
+    assert await book.prune(is_keyed=True, older_than_s=hour_s, at_most=10) == 0
+    await book.pass_s(hour_s)
+    assert await book.prune(is_keyed=True, older_than_s=hour_s, at_most=10) == 1
+    assert await book.prune(is_keyed=False, older_than_s=COUNTED_HORIZON_S, at_most=1) == 1
+    assert (await enter(book, entry(key="new"))).decisions == new[0].decisions
+    assert (again := entry(key="old")).decisions == (await enter(book, again)).decisions
+
+
+def aged(new: Entry, age_s: float) -> Entry:
+    """The same with an id that was made earlier."""
+    now_ns = int((new.decisions.admitted_at.timestamp() - age_s) * 1e9)
+    decided = decisions()
+    decided = type(decided)(**{**_fields(decided), "request_id": new_request_id(now_ns=now_ns)})
+    return Entry.of(_said(new), decided)
+
+
+def _fields(decided: Any) -> dict[str, Any]:
+    return {name: getattr(decided, name) for name in decided.__slots__}
+
+
+def _said(new: Entry) -> Sameness:
+    return call(key="old" if new.is_keyed else None, retry=None if new.is_keyed else 0, patience_s=new.patience_s)

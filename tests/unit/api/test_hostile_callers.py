@@ -1,0 +1,338 @@
+"""Callers who mean no good, on real sockets against the server as it is wired: what they get, and what they take."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+import tracemalloc
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from api import bodies as bodies_module
+from api import connections as module
+from api.bodies import Bodies
+from api.connection import CHUNK_BYTES
+from api.connections import IDLE_S, MOST_AHEAD_BYTES, MOST_UNWANTED_BYTES, UNREAD_S, Connections
+from api.errors import Unauthorized
+from api.middleware import MOST_HEAD_BYTES, connected, envelope, paced
+from api.server import make_runner, open_door
+from api.services import BODIES, CONNECTIONS, STRANGERS
+from api.strangers import Strangers
+from api.surfaces.http import read_body
+from tests.conditions import eventually
+from tests.fakes import Clock
+
+MIB = 1024 * 1024
+MOST_BODY = 4 * MIB
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class House:
+    """A gateway's front: `/read` reads its body, `/secret` refuses before, `/slow` waits, `/fat` answers much."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.clock = Clock()
+        self.port = 0
+        self.read: list[int] = []
+        self.app = web.Application(middlewares=[connected, envelope, paced], client_max_size=MOST_BODY)
+        for path in ("read", "secret", "slow", "fat"):
+            self.app.router.add_route("*", f"/{path}", getattr(self, f"_{path}"))
+        self.app[STRANGERS] = Strangers(per_s=1e6)
+        self.app[BODIES] = Bodies(most_bytes=16 * MIB)
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def _read(self, request: web.Request) -> web.Response:
+        body = await read_body(request)
+        self.read.append(len(body))
+        return web.json_response({"size": len(body)})
+
+    async def _secret(self, _request: web.Request) -> web.Response:
+        raise Unauthorized("no key")
+
+    async def _slow(self, _request: web.Request) -> web.Response:
+        await self.go.wait()
+        return web.json_response({})
+
+    async def _fat(self, _request: web.Request) -> web.Response:
+        return web.Response(body=b"x" * 16 * MIB)
+
+    @property
+    def connections(self) -> Connections:
+        return self.app[CONNECTIONS]
+
+    @property
+    def bodies(self) -> Bodies:
+        return self.app[BODIES]
+
+    async def send(self, *parts: bytes, **options: Any) -> Streams:
+        if options:
+            own = socket.socket()
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, options["receives"])
+            own.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(own, ("127.0.0.1", self.port))
+            reader, writer = await asyncio.open_connection(sock=own, limit=1024)
+        else:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self._writers.append(writer)
+        for part in parts:
+            writer.write(part)
+        return reader, writer
+
+    async def close(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+
+
+@asynccontextmanager
+async def open_house() -> AsyncIterator[House]:
+    house = House()
+    runner = make_runner(house.app)
+    house.app[CONNECTIONS] = open_door(runner, house.app[STRANGERS], most=2000, clock=house.clock)
+    await runner.setup()
+    server = await asyncio.get_running_loop().create_server(house.connections, "127.0.0.1", 0)
+    house.port = server.sockets[0].getsockname()[1]
+    try:
+        yield house
+    finally:
+        house.go.set()
+        await house.close()
+        server.close()
+        await runner.cleanup()
+        await eventually(lambda: len(house.connections) == 0)
+        assert house.bodies.held_bytes == 0
+        assert house.connections.held_bytes == 0
+
+
+def head(path: str = "/read", *headers: str, method: str = "POST") -> bytes:
+    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: x", *headers, "", ""]).encode()
+
+
+async def status(reader: asyncio.StreamReader) -> int:
+    line = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+    size = next((int(x.split(b":")[1]) for x in line.lower().split(b"\r\n") if x.startswith(b"content-length:")), 0)
+    await reader.readexactly(size)
+    return int(line[9:12])
+
+
+async def closed(reader: asyncio.StreamReader) -> None:
+    with suppress(ConnectionError):
+        while await asyncio.wait_for(reader.read(2**16), 30):
+            pass
+
+
+async def pour(writer: asyncio.StreamWriter, chunk: bytes, times: int, *, patience_s: float = 0.5) -> int:
+    """Send until it is all sent or nothing more is taken; how much that was."""
+    sent = 0
+    with suppress(ConnectionError, asyncio.TimeoutError):
+        for _ in range(times):
+            writer.write(chunk)
+            await asyncio.wait_for(writer.drain(), patience_s)
+            sent += len(chunk)
+    return sent
+
+
+BOMB = b"\0" * 200 * MIB
+
+
+@pytest.mark.parametrize(
+    "encoding", ["gzip", "x-gzip", "deflate", "br", "zstd", "GZIP", "gzip, gzip", "identity, gzip", "aws-chunked"]
+)
+async def test_packed_bodies_are_refused_by_the_name_of_their_header_and_never_unpacked(encoding: str) -> None:
+    packed = zlib.compress(BOMB, 1) if encoding == "deflate" else gzip.compress(BOMB[: 50 * MIB], 1)
+    if encoding == "gzip, gzip":
+        packed = gzip.compress(packed)
+    async with open_house() as house:
+        tracemalloc.start()
+        reader, _ = await house.send(
+            head("/read", f"Content-Encoding: {encoding}", f"Content-Length: {len(packed)}"), packed
+        )
+        answer = await asyncio.wait_for(reader.readuntil(b"}"), 30)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert b" 415 " in answer
+        assert b"Content-Encoding" in answer
+        assert peak < 4 * MIB
+        assert house.read == []
+
+
+async def test_two_headers_say_no_more_than_one_and_identity_is_nothing() -> None:
+    async with open_house() as house:
+        reader, _ = await house.send(
+            head("/read", "Content-Encoding: identity", "Content-Encoding: gzip", "Content-Length: 2"), b"{}"
+        )
+        assert await status(reader) == 415
+        reader, _ = await house.send(head("/read", "Content-Encoding: identity", "Content-Length: 2"), b"{}")
+        assert await status(reader) == 200
+
+
+async def test_a_body_that_says_it_is_a_gigabyte_is_not_read() -> None:
+    async with open_house() as house:
+        reader, writer = await house.send(head("/read", f"Content-Length: {2**30}"))
+        assert await status(reader) == 413
+        assert await pour(writer, b"x" * MIB, 64) < 64 * MIB
+        await closed(reader)
+
+
+async def test_an_endless_body_is_read_to_the_limit() -> None:
+    async with open_house() as house:
+        reader, writer = await house.send(head("/read", "Transfer-Encoding: chunked"))
+        pouring = asyncio.ensure_future(pour(writer, b"100000\r\n" + b"x" * MIB + b"\r\n", 1000))
+        assert await status(reader) == 413
+        await closed(reader)
+        assert await pouring < 100 * MIB
+
+
+async def test_a_body_of_tiny_chunks_is_read_however_much_their_frames_are() -> None:
+    async with open_house() as house:
+        reader, _ = await house.send(head("/read", "Transfer-Encoding: chunked"), b"1\r\nx\r\n" * 200_000, b"0\r\n\r\n")
+        assert await status(reader) == 200
+        assert house.read == [200_000]
+
+
+async def test_who_has_no_key_makes_nobody_read_a_body() -> None:
+    async with open_house() as house:
+        reader, writer = await house.send(head("/secret", f"Content-Length: {3 * MIB}"))
+        pouring = asyncio.ensure_future(pour(writer, b"x" * MIB, 3))
+        assert await status(reader) == 401
+        await pouring
+        await closed(reader)
+        assert house.bodies.held_bytes == 0
+        assert house.connections.held_bytes <= MOST_UNWANTED_BYTES + module.MOST_AHEAD_BYTES
+
+
+async def test_many_slow_large_bodies_take_a_bounded_part_and_others_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies_module, "YIELD_AFTER_S", 0.1)
+    monkeypatch.setattr(bodies_module, "PATIENCE_S", 0.5)
+    async with open_house() as house:
+        said = [f"Content-Length: {MOST_BODY}", "Authorization: key {}"]
+        slow = [await house.send(head("/read", said[0], said[1].format(n % 4)), b"x" * 1000) for n in range(100)]
+        await eventually(lambda: house.bodies.counts["bodies_waited"] > 90)
+        for _, writer in slow:
+            writer.write(b"x" * MIB)
+        assert house.bodies.held_bytes <= 16 * MIB
+        small, _ = await house.send(head("/read", "Content-Length: 10000"), b"x" * 5000, b"x" * 5000)
+        assert await status(small) == 200
+        # However many of them come, the oldest give way.
+        ends = [asyncio.ensure_future(status(reader)) for reader, _ in slow]
+        await eventually(lambda: sum(end.done() for end in ends) > 90)
+        assert {end.result() for end in ends if end.done()} == {503}
+        large, _ = await house.send(head("/read", f"Content-Length: {MIB}", "Authorization: key 9"), b"x" * MIB)
+        assert await status(large) == 200
+        assert house.bodies.held_bytes <= 16 * MIB
+        for end in ends:
+            end.cancel()
+        await asyncio.wait(ends)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [f"X-{n}: y" for n in range(10_000)],
+        ["X: " + "y" * MIB],
+        [f"X-{n}: " + "y" * 8000 for n in range(90)],
+        [f"X-{n}: " + "y" * 1000 for n in range(60)],
+    ],
+    ids=["10,000 headers", "a header of 1 MiB", "720 KB in 90", "60 KB in 60"],
+)
+async def test_floods_of_headers_are_refused_and_closed(headers: list[str]) -> None:
+    async with open_house() as house:
+        reader, _ = await house.send(head("/read", *headers, method="GET"))
+        said = b""
+        with suppress(ConnectionError):
+            said = await asyncio.wait_for(reader.read(20), 30)
+            await closed(reader)
+        assert said[9:12] in (b"400", b"431", b"")
+        # None of them is put together: aiohttp would take 100 headers of 8 KB.
+        assert house.connections.counts["heads_large"] == int(len(headers) == 90)
+        assert house.read == []
+        await eventually(lambda: len(house.connections) == 0)
+        reader, _ = await house.send(head("/read", f"X: {'y' * 5000}", method="GET"))
+        assert await status(reader) == 200
+
+
+async def test_headers_that_are_a_little_too_large_hear_why() -> None:
+    async with open_house() as house:
+        many = [f"X-{n}: {'y' * 1000}" for n in range(MOST_HEAD_BYTES // 1000 + 1)]
+        reader, _ = await house.send(head("/read", *many, method="GET"))
+        assert await status(reader) == 431
+
+
+async def test_heads_of_thousands_do_not_fill_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_HELD_BYTES", MIB)
+    async with open_house() as house:
+        part = head("/read", *[f"X-{n}: {'y' * 900}" for n in range(60)], method="GET")[:-2]
+        for _ in range(100):
+            await house.send(part)
+        await eventually(lambda: house.connections.counts["connections_closed_for_others"] > 50)
+        assert house.connections.held_bytes <= MIB + len(part)
+        reader, _ = await house.send(head("/read", method="GET"))
+        assert await status(reader) == 200
+
+
+async def test_who_sends_ahead_is_read_no_further_until_it_is_answered() -> None:
+    async with open_house() as house:
+        reader, writer = await house.send(head("/slow", method="GET"))
+        await eventually(lambda: not house.connections._owing)
+        large = head("/read", *[f"X-{n}: {'y' * 1000}" for n in range(30)], method="GET")
+        pouring = asyncio.ensure_future(pour(writer, large * 10, 40, patience_s=30))
+        await eventually(lambda: house.connections.held_bytes > MOST_AHEAD_BYTES)
+        await asyncio.sleep(0.1)  # much more could come
+        assert house.connections.held_bytes <= MOST_AHEAD_BYTES + CHUNK_BYTES
+        house.go.set()
+        assert [await status(reader) for _ in range(401)] == [200] * 401
+        await pouring
+
+
+async def test_who_vanishes_while_its_call_is_answered_is_closed_without_a_word() -> None:
+    """Neither an end nor a reset comes from it: as after a cable was pulled."""
+    async with open_house() as house:
+        await house.send(head("/slow", method="GET"))
+        await eventually(lambda: not house.connections._owing)
+        house.go.set()
+        await eventually(lambda: len(house.connections._idle) == 1)
+        house.clock.now_s += IDLE_S
+        house.connections.close_late()
+        assert len(house.connections) == 0
+
+
+async def test_who_does_not_read_its_answer_is_closed_and_much_of_that_kind_at_once() -> None:
+    async with open_house() as house:
+        for _ in range(4):
+            await house.send(head("/fat", method="GET"), receives=4096)
+        await eventually(lambda: len(house.connections._unread) == 4)
+        house.clock.now_s += UNREAD_S - 1
+        house.connections.close_late()
+        assert len(house.connections) == 4
+        house.clock.now_s += 1
+        house.connections.close_late()
+        assert len(house.connections) == 0
+        assert house.connections.counts["answers_unread"] == 4
+
+
+async def test_answers_that_nobody_reads_do_not_fill_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_UNREAD_BYTES", 80 * MIB)
+    async with open_house() as house:
+        for _ in range(20):
+            await house.send(head("/fat", method="GET"), receives=4096)
+        await eventually(lambda: house.connections.counts["answers_unread"] > 10)
+        assert sum(house.connections._unread.values()) <= 80 * MIB
+        reader, _ = await house.send(head("/read", method="GET"))
+        assert await status(reader) == 200
+
+
+async def test_who_reads_slowly_but_reads_gets_all_of_it() -> None:
+    async with open_house() as house:
+        reader, _ = await house.send(head("/fat", method="GET"), receives=4096)
+        await eventually(lambda: len(house.connections._unread) == 1)
+        assert await status(reader) == 200
+        await eventually(lambda: not house.connections._unread)
+        house.clock.now_s += UNREAD_S
+        house.connections.close_late()
+        assert len(house.connections) == 1
