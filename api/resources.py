@@ -97,7 +97,8 @@ async def _claim_check(app: web.Application) -> AsyncIterator[None]:
 
 async def _claims(app: web.Application) -> AsyncIterator[None]:
     # Its own pool: neither do keys wait for claims, nor claims for keys.
-    async with open_pool(app[SETTINGS].postgres, max_size=3, connect_timeout_s=1.0, command_timeout_s=10.0) as pool:
+    settings = app[SETTINGS].postgres
+    async with open_pool(settings, max_size=3, connect_timeout_s=1.0, command_timeout_s=10.0, resets=False) as pool:
         app[BOOK] = PostgresBook(pool)
         yield
 

@@ -108,7 +108,7 @@ class ResultLog:
                 self._failed(error)
                 await pause.wait()
             finally:
-                self._heads, self._followed = {}, {}
+                self._heads, self._followed, self._unplaced = {}, {}, []  # at the next start all that is needed is new
 
     async def _follow_needed(self, log: Log) -> None:
         """Until nobody has needed anything for a while. Raises BusUnavailable."""

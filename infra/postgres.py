@@ -60,10 +60,13 @@ async def open_pool(
     connect_timeout_s: float = 2.0,
     command_timeout_s: float = 10.0,
     statement_cache_size: int = 100,
+    resets: bool = True,
 ) -> AsyncIterator[Pool]:
     """A pool whose connects and statements each end within their timeout.
 
-    With `min_size=0` opening succeeds while the server is away, and each use fails or heals by itself.
+    With `min_size=0` opening succeeds while the server is away, and each use fails or heals by itself. Without `resets`
+    a connection that is given back is not asked to forget its session, which saves half of a short statement's time:
+    for users whose statements leave nothing in it.
     """
     pool = asyncpg.create_pool(
         settings.dsn,
@@ -73,12 +76,17 @@ async def open_pool(
         command_timeout=command_timeout_s,
         statement_cache_size=statement_cache_size,
         max_inactive_connection_lifetime=60,
+        reset=None if resets else _keep,
     )
     await pool
     try:
         yield pool
     finally:
         pool.terminate()
+
+
+async def _keep(_: Connection) -> None:
+    """Leave a session as it is."""
 
 
 async def connect(settings: PostgresSettings, *, timeout_s: float = 5.0, command_timeout_s: float = 30.0) -> Connection:

@@ -1,4 +1,4 @@
-"""One process that asks for one bucket as fast as it can: `python -m tests.hammer VARIANT RATE BURST SECONDS`.
+"""Processes that ask for one bucket as fast as they can: `python -m tests.hammer N VARIANT RATE BURST SECONDS`.
 
 What is admitted is logged inside the script, by Redis' clock (`admitted`). The variants are the limiter itself and what
 it would be with one of its mechanisms removed.
@@ -20,6 +20,7 @@ from api.admission.plans import Plan
 from infra.redis import LuaScript, Redis, RedisError, lua, open_redis, run_each
 from infra.settings import operator_settings
 from schemas.keys import RedisKeys
+from tests.storms.forks import forked
 
 BATCH = 8
 CLOCK = "local now = time[1] * 1000000 + time[2]\n"
@@ -159,8 +160,9 @@ def bucket_of(name: str, requests_per_s: int, burst: int) -> Limit:
 
 def main() -> None:
     """See the module."""
-    name, requests_per_s, burst, seconds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
-    asyncio.run(hammer(name, bucket_of(name, requests_per_s, burst), seconds))
+    number, name, requests_per_s, burst = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    bucket, seconds = bucket_of(name, requests_per_s, burst), float(sys.argv[5])
+    sys.exit(forked(number, lambda _: asyncio.run(hammer(name, bucket, seconds))))
 
 
 if __name__ == "__main__":

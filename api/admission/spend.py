@@ -242,8 +242,8 @@ def cap_reached(cap: Cap, spending: Spending, *, reserved_micros: int = 0) -> Pa
     waiting = f", requests of the last seconds may come to {shown(reserved_micros)}" if reserved_micros else ""
     return PaymentRequired(
         f"the spend cap of {amount} {cap.currency.upper()} for {month:%Y-%m} is reached: {has} is spent{waiting}, and "
-        f"this request may cost {shown(spending.cost_micros)}; ask for a higher cap, or call again when the month is over "
-        f"({spending.resets_at:%Y-%m-%dT%H:%MZ})",
+        f"this request may cost {shown(spending.cost_micros)}; ask for a higher cap, or call again next month "
+        f"(from {spending.resets_at:%Y-%m-%dT%H:%MZ})",
         code="spend_cap_reached",
     )
 

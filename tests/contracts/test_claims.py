@@ -12,12 +12,14 @@ from uuid import uuid4
 import pytest
 
 from api.admission.claim_book import PostgresBook
-from api.admission.claims import COUNTED_HORIZON_S, LOST_S, Book, Entry, Sameness, Standing
+from api.admission.claims import COUNTED_HORIZON_S, LOST_S, Book, BookAway, Entry, Sameness, Standing
 from infra.postgres import Pool, open_pool
 from infra.settings import PostgresSettings
+from infra.turns import Turn
 from schemas.ids import new_request_id
 from tests.claims import MemoryBook, accepted, call, decisions, entry, withdrawn
 from tests.conftest import _clone, _drop, dsn_for, run_apart
+from tests.processes import free_port
 
 
 class AgedBook(PostgresBook):
@@ -200,6 +202,23 @@ async def test_only_what_nobody_can_come_back_to_is_let_go_of(book: Any) -> None
     assert await book.prune(is_keyed=False, older_than_s=COUNTED_HORIZON_S, at_most=1) == 1
     assert (await enter(book, entry(key="new"))).decisions == new[0].decisions
     assert (again := entry(key="old")).decisions == (await enter(book, again)).decisions
+
+
+async def test_one_process_at_a_time_lets_go_of_claims(dsn: str) -> None:
+    async with open_pool(PostgresSettings(dsn=dsn)) as pool, pool.acquire() as other:
+        await other.fetchval("SELECT pg_advisory_lock($1)", Turn.CLAIMS)
+        assert await PostgresBook(pool).prune(is_keyed=True, older_than_s=1, at_most=10) is None
+        await other.fetchval("SELECT pg_advisory_unlock($1)", Turn.CLAIMS)
+        assert await PostgresBook(pool).prune(is_keyed=True, older_than_s=1, at_most=10) == 0
+
+
+async def test_a_book_that_cannot_be_reached_says_so() -> None:
+    nobody = PostgresSettings(dsn=f"postgresql://u:p@127.0.0.1:{free_port()}/x")
+    async with open_pool(nobody) as pool:
+        book, new = PostgresBook(pool), entry(retry=1)
+        for ask in (book.enter([new]), book.rejoin(new), book.note([accepted(new)]), book.note([withdrawn(new)])):
+            with pytest.raises(BookAway):
+                await ask
 
 
 def aged(new: Entry, age_s: float) -> Entry:

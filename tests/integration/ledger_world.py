@@ -87,8 +87,9 @@ class LedgerWorld:
 
     async def positions(self) -> dict[int, int]:
         """The ledger's next offset per partition."""
+        statement = "SELECT partition, next_offset FROM consumer_offsets WHERE consumer_group = $1"
         async with self.tables() as c:
-            rows = await c.fetch("SELECT partition, next_offset FROM consumer_offsets")
+            rows = await c.fetch(statement, self.group)
         return {r["partition"]: r["next_offset"] for r in rows}
 
     async def committed(self) -> dict[int, int]:

@@ -30,7 +30,7 @@ from tests.fakes import demand
 from tests.gcra import Bucket, Model, Money
 from tests.integration.api_desk import customer, open_desk, run
 from tests.storms.ground import drawn
-from tests.storms.limiter import VARIANTS, prove
+from tests.storms.limiter import MUTANTS, prove
 from tests.storms.limiter_holder import holding
 
 PLACES = {"key:k": 3, "customer:c": 5}
@@ -273,15 +273,15 @@ async def now_of(redis: Redis) -> int:
     return seconds * 1_000_000 + micros
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_a_short_proof_of_the_limiter_holds_and_catches_every_mutant(tmp_path: Path) -> None:
     """`make limiter-proof` with fewer calls: eight processes, 400 keys, mutants, and Redis away at times."""
     lines: list[str] = []
-    figures = await prove(tmp_path, calls=30_000, seconds=6.0, seed=drawn(None), say=lines.append)
+    figures = await prove(tmp_path, calls=15_000, seconds=5.0, seed=drawn(None), say=lines.append)
     told = "\n".join([*lines, json.dumps(figures)])
     assert figures["held"], told
     assert figures["slack_us"] <= 0, told
-    assert set(figures["mutants_caught"]) == set(VARIANTS) - {"real"}, told
+    assert set(figures["mutants_caught"]) == set(MUTANTS), told
     assert figures["paced_refused"] == figures["came_back_refused"] == 0, told
 
 

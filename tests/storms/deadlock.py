@@ -20,7 +20,7 @@ from streams.replay.verify import wait_for_ledger
 from tests.conditions import eventually
 from tests.storms.books import balance
 from tests.storms.fleet import Fleet
-from tests.storms.gauge import Gauge
+from tests.storms.gauge import REACHED, Gauge
 from tests.storms.ground import Ground, Say, Timeline, drawn, open_ground, storm
 from tests.storms.sender import open_sender
 from tests.storms.usage_stream import Mix, UsageStream
@@ -89,7 +89,7 @@ async def _feed(ground: Ground, feed: Any, seconds: float) -> None:
     async with open_connection(ground.settings.postgres) as connection:
 
         async def reached() -> int:
-            found: int = await connection.fetchval("SELECT coalesce(sum(next_offset), 0)::bigint FROM consumer_offsets")
+            found: int = await connection.fetchval(REACHED)
             return found
 
         await feed(seconds, ahead=_AHEAD, reached=reached)

@@ -1,6 +1,6 @@
-"""One gateway's limiter that asks for a few keys without pause: `python -m tests.storms.limiter_gateway JSON`.
+"""Limiters of several gateways, asked for a few keys without pause: `python -m tests.storms.limiter_gateway JSON`.
 
-Prints a line of JSON per admission: bucket, the moment in microseconds, who decided, and the limit it was held to. It
+Writes a line of JSON per admission: bucket, the moment in microseconds, who decided, and the limit it was held to. It
 is the product's own limiter with breaker and share, on a Redis that goes away and comes back.
 """
 
@@ -14,6 +14,8 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import TextIO
 from uuid import uuid4
 
 from api.admission.buckets import Limit
@@ -25,13 +27,16 @@ from infra.redis import open_redis
 from infra.settings import RedisSettings
 from schemas.ids import EPOCH
 from schemas.keys import RedisKeys
+from tests.storms.forks import forked
 
 ASKERS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one gateway is to do."""
+    """What is to be done; gateway n writes into `<out>-<n>`."""
+
+    out: str
 
     url: str
     namespace: str
@@ -66,10 +71,10 @@ def demand(key: int, items: int) -> Demand:
 CALLERS = {k: Caller(customer_id=f"c{k}", key_id=f"k{k}", limits=limits_of(k)) for k in range(100)}
 
 
-async def run(part: Part) -> None:
+async def run(part: Part, out: TextIO) -> None:
     """Ask until the time is over, and say how long the longest answer took."""
     settings = RedisSettings(url=part.url, namespace=part.namespace)
-    longest_s, out, ends = 0.0, sys.stdout, time.monotonic() + part.seconds
+    longest_s, ends = 0.0, time.monotonic() + part.seconds
     async with open_redis(settings, timeout_s=2 * TIMEOUT_S, max_connections=4) as client:
         limiter = Limiter(RedisScript(client), RedisKeys(namespace=part.namespace), replicas=part.gateways)
         mending = asyncio.ensure_future(limiter.run())
@@ -103,10 +108,21 @@ def line(key: int, charge: Charge) -> str:
 
 
 def command(part: Part) -> list[str]:
-    """How to start a process with this part."""
+    """How to start processes with this part."""
     return ["python", "-m", "tests.storms.limiter_gateway", json.dumps(asdict(part))]
 
 
+def main() -> None:
+    """See the module."""
+    logging.disable()  # that Redis is away is no news here
+    part = Part(**json.loads(sys.argv[1]))
+
+    def gateway(number: int) -> None:
+        with Path(f"{part.out}-{number}").open("w") as out:
+            asyncio.run(run(part, out))
+
+    sys.exit(forked(part.gateways, gateway))
+
+
 if __name__ == "__main__":
-    logging.disable()  # that Redis is away is no news here, and only admissions belong into the output
-    asyncio.run(run(Part(**json.loads(sys.argv[1]))))
+    main()

@@ -1,4 +1,4 @@
-"""One process among several that ask for many keys' limits: `python -m tests.storms.limiter_load JSON`.
+"""Processes that ask for many keys' limits: `python -m tests.storms.limiter_load JSON`.
 
 Each key belongs to a customer, and a call takes from up to five buckets. All processes follow the same plan of how
 limits change, each up to a second late, as gateways follow a feed. What is admitted is logged inside the script.
@@ -12,7 +12,7 @@ import random
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from api.admission.buckets import Limit
@@ -22,6 +22,7 @@ from infra.redis import LuaCall, LuaScript, open_redis, run_each
 from infra.settings import RedisSettings
 from schemas.keys import RedisKeys
 from tests.hammer import variant
+from tests.storms.forks import forked
 
 KEYS_OF_A_CUSTOMER = 4
 MODELS = ("digits", "minilm")
@@ -33,16 +34,17 @@ LATE_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What one process is to do; `began_s` and `seconds` are of the whole run, on the machine's monotonic clock."""
+    """What is to be done; `calls` are each process'. `began_s` is on the machine's monotonic clock."""
 
     url: str
     namespace: str
-    worker: int
+    processes: int
     seed: int
     keys: int
     calls: int
-    began_s: float
     seconds: float
+    worker: int = 0
+    began_s: float = 0.0
 
 
 def limits_of(seed: int, key: int, phase: int) -> tuple[Limit, ...]:
@@ -126,14 +128,18 @@ class Asker:
 
 
 def command(load: Load) -> list[str]:
-    """How to start a process with this load."""
+    """How to start processes with this load."""
     return ["python", "-m", "tests.storms.limiter_load", json.dumps(asdict(load))]
 
 
 def main() -> None:
     """See the module."""
-    load = Load(**json.loads(sys.argv[1]))
-    sys.stdout.write(json.dumps(asyncio.run(Asker(load).run())) + "\n")
+    load = replace(Load(**json.loads(sys.argv[1])), began_s=time.monotonic())
+
+    def run(worker: int) -> None:
+        sys.stdout.write(json.dumps(asyncio.run(Asker(replace(load, worker=worker)).run())) + "\n")
+
+    sys.exit(forked(load.processes, run))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from streams.replay.limits import LimitProof
 from tests.factories import requested
 
 #: So many admissions are judged, those of whole buckets; beyond, the time is better spent on the limiter.
-_MOST = 60_000
+_MOST = 20_000
 
 Taken = tuple[int, int, int, int]
 

@@ -35,8 +35,12 @@ def floats(count: int, name: str = "y", *, width: int = 4) -> Tensor:
 
 
 def answer(*outputs: Tensor) -> Answer:
-    admission = SimpleNamespace(charge=SimpleNamespace(headers={"RateLimit": "r"}))
     result = finished(outputs=outputs, quantities={"tokens": 7})
+    admission = SimpleNamespace(
+        charge=SimpleNamespace(headers={"RateLimit": "r"}),
+        claim=None,
+        decisions=SimpleNamespace(request_id=result.request_id),
+    )
     return Answer(admission=cast(Any, admission), finished=result, is_large=True)
 
 

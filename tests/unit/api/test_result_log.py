@@ -175,6 +175,22 @@ async def test_an_outage_is_waited_out_and_said(by: str, monkeypatch: pytest.Mon
         await eventually(lambda: desk.results.trouble() is None)
 
 
+async def test_an_outage_leaves_nothing_behind_of_calls_that_have_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(module, "_LONGEST_PAUSE_S", 0.001)
+    log = FakeLog()
+    async with open_desk(log) as desk:
+        log.away = True
+        for _ in range(50):
+            key = desk.expect(a_result())
+            desk.results.need(key)
+            desk.results.forget(key)
+        await eventually(lambda: desk.results.counts["result_log_failures"])
+        await eventually(lambda: not desk.results._unplaced)
+        assert not desk.results._awaited._all
+        assert desk.results.trouble() is None  # nobody asks
+
+
 async def test_nothing_of_what_is_no_longer_awaited_is_left_and_its_partition_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
