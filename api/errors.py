@@ -159,7 +159,8 @@ class RateLimited(ApiError):
 
 
 #: For clients that repeat a failed call by themselves (OpenAI's reads it): a repetition is another request and is
-#: billed as one. On every refusal of a call that was, or may have been, accepted.
+#: billed as one. On every refusal of a call that was, or may have been, accepted, unless its repetition is given the
+#: outcome (api.repeated).
 SHOULD_RETRY = "x-should-retry"
 NO_RETRY: Mapping[str, str] = {SHOULD_RETRY: "false"}
 

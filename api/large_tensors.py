@@ -23,7 +23,7 @@ from schemas.records import InferenceFinished, InferenceRequested
 _SHARE = 0.25
 #: Outputs of large results from when they are fetched until they are written. One of LARGEST_BYTES always fits.
 ROOM_BYTES = 128 * 1024 * 1024
-_AGAIN = "sending the call again makes another request, which is billed as one"
+_AGAIN = "without an Idempotency-Key, sending the call again may make another request, which is billed as one"
 
 
 class LargeTensors:

@@ -24,6 +24,7 @@ from api.errors import (
     TooLarge,
     Unauthorized,
     Unavailable,
+    UnsupportedEncoding,
     body,
     surface_of,
 )
@@ -68,8 +69,8 @@ async def connected(request: web.Request, handler: Handler) -> web.StreamRespons
 
 @web.middleware
 async def paced(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Innermost: let calls that show no good key wait for their turn; those that need none before they are handled,
-    others before they are told. Raises Refused when there are too many."""
+    """Innermost: let calls that show no good key, or what nobody would take, wait for their turn; those that need no
+    key before they are handled, others before they are told. Raises Refused when there are too many."""
     strangers = request.app[STRANGERS]
     peer = peer_of(request.transport.get_extra_info("peername")) if request.transport is not None else ""
     if request.path in _HEALTH_PATHS:
@@ -79,9 +80,12 @@ async def paced(request: web.Request, handler: Handler) -> web.StreamResponse:
         await strangers.turn(peer)
         return await handler(request)
     try:
+        if (head_bytes := head_size_bytes(request)) > MOST_HEAD_BYTES:
+            raise HeadTooLarge(f"the headers come to {head_bytes} bytes, at most {MOST_HEAD_BYTES} are taken")
         response = await handler(request)
-    except (Unauthorized, Unavailable) as refusal:
-        if isinstance(refusal, Unauthorized) or refusal.code == "keys_busy":
+    except (Unauthorized, Unavailable, HeadTooLarge, TooLarge, UnsupportedEncoding) as refusal:
+        # What nobody would take costs its sender no tokens either, and this process the reading of it.
+        if not isinstance(refusal, Unavailable) or refusal.code == "keys_busy":
             await strangers.turn(peer)
         raise
     strangers.welcome(peer)
@@ -96,8 +100,6 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
     traceparent = request.headers.get("traceparent")
     request[TRACEPARENT] = traceparent if traceparent and _TRACEPARENT.fullmatch(traceparent) else None
     try:
-        if (head_bytes := head_size_bytes(request)) > MOST_HEAD_BYTES:
-            raise HeadTooLarge(f"the headers come to {head_bytes} bytes, at most {MOST_HEAD_BYTES} are taken")
         response = await handler(request)
     except Exception as raised:
         error = as_api_error(raised)

@@ -6,11 +6,13 @@ Nothing of it knows what the gateway answers, so that tests of hostile callers m
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from collections.abc import Callable
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from api.connections import Connections
 from api.strangers import Strangers
@@ -37,8 +39,14 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Not what somebody sent that is no HTTP: aiohttp logs each with its traceback, as fast as it is sent."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
 def make_runner(app: web.Application) -> web.AppRunner:
     """What runs the application on connections."""
+    logging.getLogger("aiohttp.server").addFilter(_is_ours)
     return web.AppRunner(
         app,
         access_log=None,

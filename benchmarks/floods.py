@@ -27,7 +27,13 @@ _MIB = 1024 * 1024
 _BODY_BYTES = 4 * _MIB
 _SUBJECT = "inference.requests.default.v1-value"
 _INFER = "/v2/models/digits/infer"
+#: The address they come from, which is not the customer's.
+_FROM = "127.0.0.2"
 Seen = Counter[str]
+
+
+async def _connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", port, local_addr=(_FROM, 0))
 
 
 def _fat_schema() -> bytes:
@@ -78,7 +84,7 @@ async def _calls(port: int, calls: Sequence[bytes], over: asyncio.Event, *, coun
     seen = Seen()
 
     async def one(turn: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await _connect(port)
         try:
             while (end := "closed" if writer.is_closing() else "") != "closed":
                 writer.write(calls[turn % len(calls)])
@@ -119,7 +125,7 @@ async def slow_bodies(port: int, key: str, over: asyncio.Event) -> Seen:
 
 
 async def _drip(port: int, first: bytes, then: bytes, over: asyncio.Event) -> Seen:
-    opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(SLOW)]
+    opened = [await _connect(port) for _ in range(SLOW)]
     for _, writer in opened:
         writer.write(first)
     while not over.is_set():
@@ -138,7 +144,7 @@ async def _pour(port: int, head: bytes, chunk: bytes, over: asyncio.Event) -> Se
     seen = Seen()
 
     async def one(_number: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await _connect(port)
         answer = asyncio.ensure_future(_status(reader))
         try:
             writer.write(head)
@@ -195,6 +201,7 @@ async def unread(port: int, key: str, over: asyncio.Event) -> Seen:
         silent = socket.socket()
         silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         silent.setblocking(False)
+        silent.bind((_FROM, 0))
         opened.append(silent)
         await loop.sock_connect(silent, ("127.0.0.1", port))
         await loop.sock_sendall(silent, call)
@@ -211,7 +218,7 @@ async def pipelined(port: int, _key: str, over: asyncio.Event) -> Seen:
     seen, calls = Seen(), b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n" * 100
 
     async def one(_number: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await _connect(port)
         try:
             writer.write(calls)
             for _ in range(100):

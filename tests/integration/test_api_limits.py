@@ -102,7 +102,7 @@ MOMENTS = st.integers(0, 3_000_000)
 MONEY = st.builds(Money, st.integers(0, 300), st.integers(-4, 90), st.integers(0, 90), st.integers(0, 90))
 CALLS = st.lists(
     st.tuples(
-        st.one_of(st.integers(0, 400), MOMENTS),
+        st.one_of(st.integers(0, 400), MOMENTS, st.just(200_000_000)),
         st.lists(
             st.tuples(st.sampled_from("abc"), st.integers(1, 300), st.integers(1, 12), st.integers(1, 12)),
             max_size=3,

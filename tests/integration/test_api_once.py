@@ -117,7 +117,7 @@ async def test_an_answer_that_could_not_be_handed_over_does_not_count_as_told(en
         await writer.wait_closed()
         async with echo_worker(env) as desk.seen:
             await eventually(lambda: desk.seen, what="its request")
-            await older(desk, "1 minute", "seen_at")
+            await older(desk, "1 minute", "seen_at", "answered_at")
             assert await infer(desk, body, **{"x-stainless-retry-count": "1"}) == (200, desk.seen[0].request_id, True)
             await eventually(lambda: sql(desk, "SELECT answered_at IS NOT NULL FROM claims"), what="an answer noted")
             await older(desk, "1 minute", "seen_at", "answered_at")

@@ -16,8 +16,11 @@ BACK_WITHIN_US = 4_000_000
 
 
 async def endure(store: Store, seconds: float, *, seed: int) -> tuple[list[tuple[str, tuple[int, int]]], int]:
-    """Faults: first a cut, then each kind once in every four, the first of its kind for long. Returns the losses, each with its begin and the time by which everybody is
-    back (microseconds since 1970), and how often scripts were forgotten, which loses nothing."""
+    """Faults: first a cut, then each kind once in every four, the first of its kind for long.
+
+    Returns the losses, each with its begin and the time by which everybody is back (microseconds since 1970), and how
+    often scripts were forgotten, which loses nothing.
+    """
     rng = random.Random(f"{seed} weather")
     losses: list[tuple[str, tuple[int, int]]] = []
     forgotten, kinds = 0, ["cut"]  # so that the shortest storm has one

@@ -208,8 +208,8 @@ async def test_who_has_no_key_makes_nobody_read_a_body() -> None:
 
 
 async def test_many_slow_large_bodies_take_a_bounded_part_and_others_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies_module, "YIELD_AFTER_S", 0.1)
-    monkeypatch.setattr(bodies_module, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(bodies_module, "YIELD_AFTER_S", 0.5)
+    monkeypatch.setattr(bodies_module, "PATIENCE_S", 1.5)
     async with open_house() as house:
         said = [f"Content-Length: {MOST_BODY}", "Authorization: key {}"]
         slow = [await house.send(head("/read", said[0], said[1].format(n % 4)), b"x" * 1000) for n in range(100)]
@@ -343,3 +343,27 @@ async def test_who_reads_slowly_but_reads_gets_all_of_it() -> None:
         house.clock.now_s += UNREAD_S
         house.connections.close_late()
         assert len(house.connections) == 1
+
+
+async def test_what_is_no_http_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with open_house() as house:
+        for junk in (b"\x16\x03\x01\x00junk\r\n\r\n", head("/read", *[f"X-{n}: y" for n in range(1000)])):
+            reader, _ = await house.send(junk)
+            assert b" 400 " in await asyncio.wait_for(reader.readuntil(b"\r\n"), 30)
+            await closed(reader)
+        assert caplog.records == []
+
+
+async def test_who_sends_what_nobody_takes_waits_like_a_stranger() -> None:
+    async with open_house() as house:
+        house.app[STRANGERS]._per_peer_s = 20
+        asks = [
+            head("/read", "Content-Encoding: gzip"),
+            head("/read", f"Content-Length: {2**30}"),
+            head("/read", *[f"X-{n}: {'y' * 1000}" for n in range(40)]),
+        ]
+        for wanted, ask in zip((415, 413, 431), asks, strict=True):
+            for _ in range(4):
+                reader, _ = await house.send(ask)
+                assert await status(reader) == wanted
+        assert house.app[STRANGERS].counts["strangers_waited"] >= 8

@@ -147,6 +147,10 @@ class FakeInference:
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
         self.inside = 0
+        self.told: list[Answer] = []
+
+    def answered(self, answer: Answer) -> None:
+        self.told.append(answer)
 
     @asynccontextmanager
     async def run(self, *_: Any) -> AsyncIterator[Answer]:
@@ -167,3 +171,4 @@ async def test_a_large_answer_keeps_its_room_until_it_is_written(path: str) -> N
         assert inference.inside == 1, "more than the sockets hold is not written yet"
         assert orjson.loads(await told.read())
         await eventually(lambda: inference.inside == 0)
+        assert inference.told == [inference.answer]
