@@ -126,9 +126,7 @@ class Bodies:
     def _refuse(self, turn: asyncio.Future[None]) -> None:
         if not turn.done():
             self.counts["bodies_crowded"] += 1
-            turn.set_exception(
-                _crowded("other bodies take all the room there is for reading them")
-            )
+            turn.set_exception(_crowded("other bodies take all the room there is for reading them"))
 
     def _displace(self, turn: asyncio.Future[None]) -> None:
         """Those that have been arriving for long give way, the oldest first, until there is room for this one."""

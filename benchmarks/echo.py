@@ -87,8 +87,6 @@ async def answering(
         yield
     finally:
         await end([task], within_s=5.0)
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 async def _copy(

@@ -186,6 +186,20 @@ async def bombs(port: int, key: str, over: asyncio.Event) -> Seen:
     return await _calls(port, calls, over, count=LARGE)
 
 
+async def elsewhere(_port: int, key: str, over: asyncio.Event) -> Seen:
+    """The same bombs, sent to a listener that is not the gateway: what the machine feels of any such traffic."""
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 415 No\r\nContent-Length: 0\r\n\r\n")
+            await reader.readexactly(len(_bomb()))
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        return await bombs(server.sockets[0].getsockname()[1], key, over)
+
+
 async def headers(port: int, key: str, over: asyncio.Event) -> Seen:
     """10,000 headers, and one of 1 MiB, with a good key."""
     many = _head(*(f"X-{n}: y" for n in range(10_000)), key=key)
@@ -241,6 +255,7 @@ FLOODS: dict[str, Callable[[int, str, asyncio.Event], Awaitable[Seen]]] = {
         slow_bodies,
         gigabytes,
         endless,
+        elsewhere,
         bombs,
         headers,
         unread,
@@ -253,7 +268,7 @@ async def _attack(kind: str, port: int, key: str) -> None:
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     os.nice(19)
-    if kind == bombs.__name__:
+    if kind in (bombs.__name__, elsewhere.__name__):
         _bomb()
     print(flush=True)  # ready
     while await lines.readline():

@@ -20,7 +20,7 @@ from infra.pause import Pause
 logger = logging.getLogger(__name__)
 
 _MOST_TOGETHER = 256
-_NOTE_LINGER_S = 0.02
+_NOTE_LINGER_S = 0.05
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.1, 1.0
 #: Of each kind, while the book is away: what is more is lost, and counted.
 _MOST_WAITING = 20_000

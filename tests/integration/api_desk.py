@@ -21,6 +21,7 @@ from infra.kafka import BusUnavailable, KafkaError, KeyedRecord, open_consumer, 
 from infra.postgres import connect
 from infra.redis import RedisError, open_redis
 from infra.settings import operator_settings
+from infra.tasks import end
 from schemas.codec import decode, encode
 from schemas.ids import finished_id
 from schemas.keys import RedisKeys, worker_group
@@ -246,9 +247,9 @@ async def echo_worker(
     try:
         yield seen
     finally:
-        task.cancel()
+        await end([task], within_s=20.0)
         with suppress(asyncio.CancelledError):
-            await task
+            task.result()
 
 
 @dataclass

@@ -207,6 +207,20 @@ async def test_the_revoked_set_is_read_in_the_same_call(env: dict[str, str]) -> 
         assert await redis.get(keys.bucket("c", "key:k")) == before
 
 
+async def test_a_bucket_that_an_earlier_release_wrote_is_gone_on_with(env: dict[str, str]) -> None:
+    settings = operator_settings(env)
+    async with open_redis(settings.redis, timeout_s=5.0) as redis:
+        keys = RedisKeys(namespace=settings.redis.namespace)
+        seconds, us = await redis.time()
+        full_at_us = seconds * 1_000_000 + us + 3 * 3_600_000_000  # three of four units are used, for hours
+        await redis.set(keys.bucket("c", "key:k"), str(full_at_us))
+        limits = (Limit(name="key:k", interval_us=3_600_000_000, burst=4),)
+        limiter = Limiter(RedisScript(redis, within_s=20), keys)
+        assert (await limiter.take(demand("c", "k", limits))).buckets[0].remaining == 0
+        with pytest.raises(RateLimited):
+            await limiter.take(demand("c", "k", limits))
+
+
 async def test_what_was_decided_without_redis_is_entered_there(env: dict[str, str]) -> None:
     settings = operator_settings(env)
     keys = RedisKeys(namespace=settings.redis.namespace)
