@@ -4,7 +4,7 @@ In each round the same open loop of a well-behaved customer runs quiet before, b
 What counts is the p95 of all rounds under an attack beside that of the quiet windows before it, or after it, whichever
 is worse; how far these two lie apart tells what the machine does by itself. The gateway's memory is sampled meanwhile.
 The last line is one JSON object. Exits 1 when an attack makes p95 more than 1.5 times as long, or the gateway grows
-past its bound.
+past its bound; 2 when the same traffic elsewhere on the machine does so too, and nothing can be told.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from infra.local.stack import Stack
 MOST_RATIO = 1.5
 #: What docs/overload.md states for the default settings and these attacks, in MB: the process and its bounds.
 MOST_RSS_MB = 400.0
-QUIET = "quiet"
+QUIET, CONTROL = "quiet", "elsewhere"
 #: Below this a difference is the machine's, not the gateway's.
 _FLOOR_MS = 1.0
 _BEGINS_WITHIN_S, _SETTLES_WITHIN_S = 0.3, 0.2
@@ -75,12 +75,17 @@ def main(rounds: int, seconds: float, rate: float, only: tuple[str, ...]) -> Non
     finally:
         stack.down(wipe=True)
         shutil.rmtree(home, ignore_errors=True)
-    worst, largest = max(figures["ratio"].values()), max(figures["rss_mb"].values())
-    say(f"worst ratio of p95 {worst}, expected at most {MOST_RATIO}")
-    say(f"quiet windows of one kind lie up to {max(figures['swing'].values())} apart")
-    say(f"largest memory {largest} MB, expected at most {MOST_RSS_MB}")
+    control = figures["ratio"].pop(CONTROL, 0.0)
+    worst, largest = max(figures["ratio"].values(), default=0.0), max(figures["rss_mb"].values())
+    figures["control"] = control
+    say(
+        f"worst ratio of p95 {worst}, expected at most {MOST_RATIO}; largest memory {largest} MB, at most {MOST_RSS_MB}"
+    )
+    say(f"of traffic elsewhere {control}; quiet windows of one kind lie up to {max(figures['swing'].values())} apart")
+    if control > MOST_RATIO:
+        say("too much else runs here to tell: traffic that never reaches the gateway makes as much of a difference")
     say(json.dumps(figures))
-    sys.exit(1 if worst > MOST_RATIO or largest > MOST_RSS_MB else 0)
+    sys.exit(2 if control > MOST_RATIO else int(worst > MOST_RATIO or largest > MOST_RSS_MB))
 
 
 def _customer(name: str, per_s: int) -> str:

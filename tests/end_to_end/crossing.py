@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -119,4 +120,12 @@ def text_bundle(folder: Path, *, width: int = 4) -> Path:
         "producer": f"a test, {uuid4()}",
     }
     (folder / "model.json").write_text(json.dumps(description))
+    return folder
+
+
+def another(bundle: Path, folder: Path) -> Path:
+    """The same model as another version."""
+    shutil.copytree(bundle, folder)
+    description = json.loads((folder / "model.json").read_text())
+    (folder / "model.json").write_text(json.dumps({**description, "producer": f"a test, {uuid4()}"}))
     return folder

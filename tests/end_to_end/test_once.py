@@ -23,7 +23,7 @@ from schemas.codec import decode
 from schemas.records import InferenceRequested, UsageRecorded
 from schemas.topics import USAGE, requests_topic
 from streams.log import open_log
-from tests.end_to_end.crossing import FAILED, LATE, LOST, LOST_BEFORE, crossing, text_bundle
+from tests.end_to_end.crossing import FAILED, LATE, LOST, LOST_BEFORE, another, crossing, text_bundle
 from tests.end_to_end.installation import Installation, Spawn
 from tests.integration.api_desk import run
 from tests.processes import free_port
@@ -99,11 +99,16 @@ async def client(url: str, key: str, **options: Any) -> AsyncIterator[openai.Asy
         yield made
 
 
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_bundle(tmp_path_factory.mktemp("texts") / "bundle")
+
+
 @pytest.fixture
-async def world(env: dict[str, str], spawn: Spawn, tmp_path: Path) -> World:
+async def world(env: dict[str, str], spawn: Spawn, bundle: Path) -> World:
     installation = Installation(env=env, spawn=spawn)
     installation.make_customer("acme")
-    version = installation.publish("texts", str(text_bundle(tmp_path / "bundle")))
+    version = installation.publish("texts", str(bundle))
     urls = []
     for _ in range(2):
         installation.start_api()
@@ -124,7 +129,7 @@ async def flush(env: dict[str, str]) -> None:
 
 
 async def test_whatever_is_lost_on_the_way_to_the_openai_client_a_call_is_billed_once(
-    world: World, tmp_path: Path
+    world: World, bundle: Path, tmp_path: Path
 ) -> None:
     installation = world.installation
     async with crossing(*world.urls) as (way, url), client(url, installation.key) as openai_client:
@@ -149,8 +154,8 @@ async def test_whatever_is_lost_on_the_way_to_the_openai_client_a_call_is_billed
             await sent_again("timed out, though it did finish", LATE, by=hasty)
         way.on_fault = lambda: flush(installation.env)
         await sent_again("Redis flushed between the tries", LOST)
-        bundle = str(text_bundle(tmp_path / "new"))
-        new = run(installation.env, "models", "publish", "texts", bundle, "--no-route", "--json")["version"]
+        newer = str(another(bundle, tmp_path / "newer"))
+        new = run(installation.env, "models", "publish", "texts", newer, "--no-route", "--json")["version"]
 
         async def switch() -> None:
             await asyncio.to_thread(run, installation.env, "models", "route", "texts", new, "--json")
