@@ -14,40 +14,38 @@ from typing import Any
 
 from aiohttp import web
 
-from api.admission.claim_pruning import prune
+from api.access.key_feed import KeyFeed
+from api.access.key_source import PostgresKeys
+from api.access.keys import Keys
+from api.access.revocations import RedisRevokedSet, Revocations
 from api.admission.deadlines import Queues
-from api.admission.gate import Gate
-from api.admission.key_feed import KeyFeed
-from api.admission.key_source import PostgresKeys
-from api.admission.keys import Keys
-from api.admission.limits import Limiter, RedisScript
-from api.admission.once import Once
-from api.admission.price_book import PriceBook
-from api.admission.registry import PostgresRegistry
-from api.admission.revocations import RedisRevokedSet, Revocations
 from api.admission.space import Space
-from api.admission.spend import Spend
-from api.admission.spend_ledger import PostgresLedger, PostgresPrices
-from api.admission.versions import Versions
-from api.bodies import Bodies
 from api.cancellations import Cancellations
-from api.connections import room_for_files
+from api.door.bodies import Bodies
+from api.door.connections import room_for_files
+from api.door.server import BACKLOG, CLOSE_WITHIN_S, listen, make_runner, open_door
+from api.door.strangers import Strangers
+from api.gate import Gate
 from api.health import Health, tell_counts
 from api.inference import Inference
 from api.large_tensors import LargeTensors
-from api.last_word import LogsLastWord
-from api.log import Log
+from api.limits.limiter import Limiter, RedisScript
 from api.middleware import connected, envelope, paced
+from api.once.last_word import LogsLastWord
+from api.once.once import Once
+from api.once.pruning import prune
 from api.registry_catalogue import Catalogue
 from api.repeated import Repeated
 from api.request_log import ACK_WITHIN_S, RequestLog
-from api.request_status import RequestStatus
 from api.resources import BOOK, CLAIM_CHECK, LIMITER_REDIS, REGISTRY, RESOURCES, RESULTS_REDIS, SCHEMAS, SPEND_POOL
-from api.result_cache import RedisCache
-from api.result_log import ResultLog
-from api.results import Results
+from api.results.cache import RedisCache
+from api.results.log import Log
+from api.results.result_log import ResultLog
+from api.results.status import RequestStatus
+from api.results.waiting import Results
 from api.routes import ROUTES
-from api.server import BACKLOG, CLOSE_WITHIN_S, listen, make_runner, open_door
+from api.routing.registry import PostgresRegistry
+from api.routing.versions import Versions
 from api.services import (
     BODIES,
     CATALOGUE,
@@ -62,7 +60,9 @@ from api.services import (
     STRANGERS,
     VERSIONS,
 )
-from api.strangers import Strangers
+from api.spend.confirmed import PostgresLedger, PostgresPrices
+from api.spend.price_book import PriceBook
+from api.spend.spend import Spend
 from infra.kafka_lookup import open_lookup
 from infra.kafka_lookups import Lookups
 from infra.kafka_sender import open_sender

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from uuid import UUID
 
-from api.admission.catalogue import Deployment
-from api.admission.gate import Admission, Ask, Gate, refused
-from api.admission.limits import Charge
 from api.errors import NO_RETRY, ApiError, BadInput, DeadlinePassed, ModelFailed, TooLarge, Unavailable
+from api.gate import Admission, Ask, Gate, refused
 from api.large_tensors import LargeTensors
+from api.limits.limiter import Charge
 from api.repeated import PASSING, Repeated, nothing_yet, told
 from api.request_log import RequestLog
-from api.results import Results
+from api.results.waiting import Results
+from api.routing.catalogue import Deployment
 from schemas.ids import requested_id
 from schemas.records import InferenceFinished, InferenceRequested, Outcome
 

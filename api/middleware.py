@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import re
-from uuid import UUID
 
 import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from api.door.strangers import Refused, peer_of
 from api.errors import (
     ApiError,
     BadInput,
@@ -29,13 +29,11 @@ from api.errors import (
     surface_of,
 )
 from api.services import CONNECTIONS, REQUEST_ID, STRANGERS, TRACEPARENT
-from api.strangers import Refused, peer_of
-from api.surfaces.http import drop_body
+from api.surfaces.http import drop_body, marks
 from schemas.ids import new_request_id
 
 logger = logging.getLogger(__name__)
 
-ID_HEADER = "x-request-id"
 _PATHS = "POST /v1/embeddings, POST /v2/models/<model>/infer, GET /v1/models, GET /v1/usage and GET /registry/subjects"
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -121,11 +119,6 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
 def head_size_bytes(request: web.Request) -> int:
     """What the headers of a call take, as they were sent."""
     return sum(len(name) + len(value) + _HEADER_MARKS for name, value in request.raw_headers)
-
-
-def marks(request_id: UUID) -> dict[str, str]:
-    """Headers of every answer."""
-    return {ID_HEADER: str(request_id), "Server": "inferlog"}  # not which library in which version
 
 
 def as_api_error(raised: Exception) -> ApiError:

@@ -14,8 +14,6 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, Protocol
 from uuid import UUID
 
-from api.admission.gate import Admission
-from api.admission.once import Claim, Once
 from api.errors import (
     NO_RETRY,
     SHOULD_RETRY,
@@ -25,7 +23,9 @@ from api.errors import (
     DeadlinePassed,
     ModelFailed,
 )
-from api.results import Results, Waiter
+from api.gate import Admission
+from api.once.once import Claim, Once
+from api.results.waiting import Results, Waiter
 from schemas.records import InferenceFinished, Outcome
 
 #: The worker's error codes of failures that pass: nothing was billed, and the caller may send the call again.
@@ -42,7 +42,7 @@ _LEAST_LEFT = timedelta(seconds=0.5)
 
 
 class LastWord(Protocol):
-    """What the log says about a request in the end (api.last_word.LogsLastWord fits)."""
+    """What the log says about a request in the end (api.once.last_word.LogsLastWord fits)."""
 
     async def of(
         self, request_id: UUID, customer_id: str, *, since: datetime, until: datetime

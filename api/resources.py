@@ -11,8 +11,8 @@ from typing import Final
 
 from aiohttp import web
 
-from api.admission.claim_book import PostgresBook
-from api.admission.limits import TIMEOUT_S
+from api.limits.limiter import TIMEOUT_S
+from api.once.book import PostgresBook
 from api.services import CATALOGUE, LEDGER, SETTINGS, TURNS
 from api.turns import Turns
 from infra.blobs import ClaimCheck

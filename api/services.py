@@ -7,16 +7,16 @@ from uuid import UUID
 from aiohttp import web
 
 from api.admission.deadlines import Queues
-from api.admission.gate import Gate
-from api.admission.versions import Versions
-from api.bodies import Bodies
-from api.connections import Connections
+from api.door.bodies import Bodies
+from api.door.connections import Connections
+from api.door.strangers import Strangers
+from api.gate import Gate
 from api.health import Health
 from api.inference import Inference
 from api.large_tensors import LargeTensors
 from api.registry_catalogue import Catalogue
-from api.request_status import RequestStatus
-from api.strangers import Strangers
+from api.results.status import RequestStatus
+from api.routing.versions import Versions
 from api.turns import Turns
 from infra.postgres import Pool
 from infra.settings import ApiSettings

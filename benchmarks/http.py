@@ -20,9 +20,9 @@ from typing import Any
 import click
 import uvloop
 
-from api.admission.key_shape import mint
-from api.customers import create_customer
-from api.keyring import create_key
+from api.access.key_shape import mint
+from api.operators.customers import create_customer
+from api.operators.keyring import create_key
 from benchmarks.load import Run, closed_loop, http_request, open_loop
 from benchmarks.meters import cpu_seconds, memory_mb
 from docs.demo import digits

@@ -26,8 +26,8 @@ from typing import Any
 import click
 import uvloop
 
-from api.admission.registry import PostgresRegistry
-from api.admission.versions import Versions
+from api.routing.registry import PostgresRegistry
+from api.routing.versions import Versions
 from benchmarks.load import closed_loop, http_request
 from benchmarks.meters import memory_mb
 from docs.demo import digits

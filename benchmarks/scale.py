@@ -30,7 +30,7 @@ import click
 import psutil
 import uvloop
 
-from api.admission.key_shape import MintedKey, mint
+from api.access.key_shape import MintedKey, mint
 from benchmarks.echo import answering
 from benchmarks.ledger.watched import program
 from benchmarks.load import http_request, open_loop
@@ -225,7 +225,7 @@ async def _gateway(size: Size, own: dict[str, str], keys: Sequence[str]) -> Asyn
     """It runs, and somebody answers its requests."""
     settings, port = operator_settings(own), int(own["INFERLOG_API_PORT"])
     async with (
-        program([sys.executable, "-m", "api"], own, Path(own["INFERLOG_HOME"]) / "api.log") as process,
+        program([sys.executable, "-m", "api"], own, Path(own["INFERLOG_HOME"]) / "api.results.log") as process,
         answering(settings.kafka, settings.redis),
     ):
         await _ready(port)

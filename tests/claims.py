@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from api.admission.claims import (
+from api.once.claims import (
     BookAway,
     Decisions,
     Entry,

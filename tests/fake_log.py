@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from api.log import Entry, Log, Schemas
-from api.result_log import ResultLog
+from api.results.log import Entry, Log, Schemas
+from api.results.result_log import ResultLog
 from infra.kafka import BusUnavailable, partition_of_key
 from infra.kafka_lookups import Lookups
 

@@ -10,17 +10,17 @@ from itertools import count
 from typing import Any
 from uuid import UUID, uuid4
 
+from api.access.key_record import CustomerRecord, KeyRecord, Terms, base_rate
+from api.access.key_shape import MintedKey, mint
+from api.access.keys import KeySourceAway
 from api.admission.buckets import Limit
 from api.admission.caller import Caller
-from api.admission.catalogue import Alias, RegisteredVersion
 from api.admission.demand import Cost, Demand
-from api.admission.key_record import CustomerRecord, KeyRecord, Terms, base_rate
-from api.admission.key_shape import MintedKey, mint
-from api.admission.keys import KeySourceAway
-from api.admission.limits import LimiterAway
-from api.admission.plans import DECIDE
-from api.admission.versions import Changes, RegistryAway
-from api.result_cache import CacheAway
+from api.limits.limiter import LimiterAway
+from api.limits.plans import DECIDE
+from api.results.cache import CacheAway
+from api.routing.catalogue import Alias, RegisteredVersion
+from api.routing.versions import Changes, RegistryAway
 from infra.kafka import BusUnavailable
 from infra.redis import LuaCall
 from schemas.headers import Headers

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from api.admission.buckets import Limit, limit
 from api.admission.caller import Caller
-from api.admission.plans import Plan
+from api.limits.plans import Plan
 from infra.redis import LuaScript, Redis, RedisError, lua, open_redis, run_each
 from infra.settings import operator_settings
 from schemas.keys import RedisKeys
@@ -83,7 +83,7 @@ return answer
 
 def variant(name: str) -> str:
     """The source of a variant, logging what it admits."""
-    source = lua("api.admission", "limits").source
+    source = lua("api.limits", "limits").source
     changes: dict[str, Callable[[str], str]] = {
         "client_clock": client_clock,
         "fourteen_digits": fourteen_digits,
@@ -96,7 +96,7 @@ def variant(name: str) -> str:
 def plan_of(keys: RedisKeys, bucket: Limit, script: LuaScript | None = None) -> Plan:
     """One key with one bucket."""
     caller = Caller(customer_id="c", key_id="k", limits=(bucket,))
-    return Plan(keys, caller, caller.limits, script=script or lua("api.admission", "limits"))
+    return Plan(keys, caller, caller.limits, script=script or lua("api.limits", "limits"))
 
 
 async def admitted(client: Redis, keys: RedisKeys, customer_id: str = "c") -> list[tuple[int, str, list[list[str]]]]:

@@ -9,8 +9,8 @@ from datetime import datetime, timedelta, timezone
 
 from api.admission.caller import Caller, Cap
 from api.admission.demand import Cost
-from api.admission.price_book import Price, PriceBook, PricesAway
-from api.admission.spend import Account, Confirmed, LedgerAway, Spend
+from api.spend.price_book import Price, PriceBook, PricesAway
+from api.spend.spend import Account, Confirmed, LedgerAway, Spend
 
 BEGAN = datetime(2026, 3, 10, 12, tzinfo=timezone.utc)
 

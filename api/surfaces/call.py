@@ -14,12 +14,11 @@ from functools import partial
 from aiohttp import web
 
 from api.admission.caller import Caller
-from api.admission.once import Sameness
 from api.errors import BadInput
 from api.inference import Answer
-from api.middleware import marks
+from api.once.once import Sameness
 from api.services import INFERENCE, REQUEST_ID
-from api.surfaces.http import drop_body, read_body
+from api.surfaces.http import drop_body, marks, read_body
 from api.surfaces.pieces import tell_in_pieces
 
 _IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")

@@ -10,11 +10,11 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from api.admission.catalogue import Deployment
-from api.admission.gate import Inputs
-from api.admission.references import split_name
 from api.errors import BadInput, NotFound
+from api.gate import Inputs
 from api.inference import Answer
+from api.routing.catalogue import Deployment
+from api.routing.references import split_name
 from api.services import GATE, INFERENCE, REQUEST_ID, TRACEPARENT
 from api.surfaces.call import HttpCall, tell, tell_whole
 from api.surfaces.http import json_answer, json_kind, parse_object, read_body

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from api.errors import AnswerLost, ApiError, NotFound, Unavailable
 from api.inference import failure
-from api.request_status import Accepted
+from api.results.status import Accepted
 from api.services import GATE, LARGE, REQUESTS
 from api.surfaces.http import json_answer
 from api.surfaces.pieces import require_text, tell_in_pieces, tensor_pieces

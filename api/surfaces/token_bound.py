@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Iterable
 from typing import Final
 
-from api.admission.catalogue import Deployment
+from api.routing.catalogue import Deployment
 from schemas.records import Task
 from schemas.tensors import Tensor
 

@@ -40,7 +40,7 @@ async def usage(request: web.Request) -> web.Response:
     try:
         # The watermark first: rows written after it may be in the answer, but none before it is missing.
         place = ledger_place(request.app[SETTINGS].kafka.namespace, caller.customer_id)
-        (mark,) = await fetch_within(request.app[LEDGER], _WITHIN_S, queries("api")["usage_watermark"], *place)
+        (mark,) = await fetch_within(request.app[LEDGER], _WITHIN_S, queries("api.surfaces")["usage_watermark"], *place)
         rows = await _rows(request.app[LEDGER], caller.customer_id, asked)
     except DatabaseUnavailable as error:
         words = "usage cannot be read now: the ledger does not answer in time; a shorter range takes less"
@@ -64,7 +64,7 @@ async def _rows(pool: Pool, customer_id: str, asked: Question) -> list[Any]:
     return await fetch_within(
         pool,
         _WITHIN_S,
-        queries("api")["usage"],
+        queries("api.surfaces")["usage"],
         customer_id,
         asked.starts,
         asked.until,

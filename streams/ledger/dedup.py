@@ -66,7 +66,8 @@ class Bounds:
         return (
             self.first_id is not None
             and request_id.int < self.first_id.int
-            and request_id.version == _TIMED_VERSION  # an id without a time keeps its row for ever
+            # An id without a time keeps its row for ever. The bits alone decide, as in `dedup_slice`.
+            and (request_id.int >> 76) & 0xF == _TIMED_VERSION
         )
 
     def check(self, record: UsageRecorded, ahead: timedelta) -> None:

@@ -7,6 +7,7 @@ its epoch: records of an earlier one follow each other, but nothing that was rea
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,9 @@ class Footing:
         Without this, a consumer that keeps a partition through a rebalance reads on from wherever it was, past what was
         dropped. Raises KafkaError.
         """
-        begins: dict[TopicPartition, Any] = {tp: await consumer.committed(tp) for tp in places}
+        asked = list(places)  # all at once: until it is answered nothing of them counts
+        offsets = await asyncio.gather(*(consumer.committed(tp) for tp in asked))
+        begins: dict[TopicPartition, Any] = dict(zip(asked, offsets, strict=True))
         never = [tp for tp, offset in begins.items() if offset is None]
         if never:
             begins |= await consumer.beginning_offsets(never)
@@ -61,7 +64,11 @@ class Footing:
     async def follow(
         self, consumer: AIOKafkaConsumer, fetched: Mapping[TopicPartition, Sequence[ConsumerRecord]]
     ) -> dict[TopicPartition, Fetch]:
-        """Each fetched record with the position that it follows; what another seek overtook meanwhile is left out."""
+        """Each fetched record with the position that it follows; what another seek overtook meanwhile is left out.
+
+        So is what was fetched before its partition had begun here: where that is read from is the client's own choice,
+        which may lie past a marker that the ledger stands at. `begin` seeks, and it comes again.
+        """
         told: dict[TopicPartition, Fetch] = {}
         # All of them before the first question is asked.
         before = {tp: (self._stands.get(tp), self._epochs.get(tp)) for tp in fetched}
@@ -69,6 +76,8 @@ class Footing:
             if not records:
                 continue
             known, epoch = before[tp]
+            if epoch is None:
+                continue
             stood = await self._stood(consumer, tp, known, records[0].offset)
             if (self._stands.get(tp), self._epochs.get(tp)) != before[tp]:
                 continue  # sent elsewhere while we asked: these come again from there

@@ -139,7 +139,9 @@ class UsageLoop(Service, ConsumerRebalanceListener):  # type: ignore[misc]  # th
                 if refused is None:
                     raise
             else:
-                self._gathered += _raw(await self._footing.follow(consumer, fetched))
+                told = await self._footing.follow(consumer, fetched)
+                # In a statement of its own: a revocation meanwhile replaces the list, which must not be put back.
+                self._gathered += _raw(told)
         self._membership.heard(refused, member=is_member(consumer))
         if refused is not None:
             await asyncio.sleep(LOOK_S)

@@ -67,7 +67,7 @@ def test_data_can_be_had_as_json(name: str) -> None:
         ("infra.cli", ("torch", "faust", "aiohttp", "stripe", "api", "gpu_worker", "streams")),
         ("api.app", ("torch", "faust", "stripe")),
         ("api.commands", ("torch", "faust", "stripe")),
-        ("api.keys_commands", ("torch", "faust", "stripe")),
+        ("api.operators.keys_commands", ("torch", "faust", "stripe")),
         ("streams.billing.prices_commands", ("torch", "faust", "stripe")),
         ("streams.replay.commands", ("torch", "faust", "stripe")),
         ("gpu_worker.commands", ("faust", "stripe", "api")),

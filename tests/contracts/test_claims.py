@@ -11,8 +11,8 @@ from uuid import uuid4
 
 import pytest
 
-from api.admission.claim_book import PostgresBook
-from api.admission.claims import COUNTED_HORIZON_S, LOST_S, Book, BookAway, Entry, Sameness, Standing
+from api.once.book import PostgresBook
+from api.once.claims import COUNTED_HORIZON_S, LOST_S, Book, BookAway, Entry, Sameness, Standing
 from infra.postgres import Pool, open_pool
 from infra.settings import PostgresSettings
 from infra.turns import Turn

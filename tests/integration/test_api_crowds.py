@@ -10,7 +10,7 @@ from typing import Any
 
 from confluent_kafka.schema_registry import SchemaRegistryClient
 
-from api.admission.key_shape import mint
+from api.access.key_shape import mint
 from tests.conditions import eventually
 from tests.integration.api_desk import DIGITS, Reply, calling, customer, open_desk, register, start_gateway
 from tests.integration.test_api_faults import LONG, PROMPT_S

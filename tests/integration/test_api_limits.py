@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from api.admission.buckets import Limit, limit
 from api.admission.caller import Concurrency
-from api.admission.limits import Limiter, RedisScript
 from api.errors import RateLimited, Unauthorized
+from api.limits.limiter import Limiter, RedisScript
 from infra.redis import LuaScript, Redis, lua, open_redis
 from infra.settings import operator_settings
 from schemas.keys import RedisKeys
@@ -36,7 +36,7 @@ from tests.storms.limiter_holder import holding
 PLACES = {"key:k": 3, "customer:c": 5}
 #: The script on a clock that a test sets, and with keys that stay: what expires by real time has a test of its own.
 INJECTED = (
-    lua("api.admission", "limits")
+    lua("api.limits", "limits")
     .source.replace("local time = redis.call('TIME')", "local time = {0, redis.call('GET', KEYS[1] .. ':clock')}")
     .replace("'PX', math.ceil(after / 1000) + 1", "'KEEPTTL'")
     .replace("redis.call('PEXPIRE', key, ttl)", "redis.call('PERSIST', key)")
@@ -74,7 +74,7 @@ async def test_the_script_decides_as_the_model_does(env: dict[str, str], seed: i
     """Random costs and buckets, changing limits, keys that expire meanwhile: equal to the microsecond."""
     rng, model = random.Random(seed), Model()
     settings = operator_settings(env)
-    keys, script = RedisKeys(namespace=settings.redis.namespace), lua("api.admission", "limits")
+    keys, script = RedisKeys(namespace=settings.redis.namespace), lua("api.limits", "limits")
     longest_us = rng.choice([200, 5_000, 2_000_000])
     async with open_redis(settings.redis) as redis:
         for step in range(150):
@@ -231,10 +231,8 @@ async def test_what_was_decided_without_redis_is_entered_there(env: dict[str, st
         limiter = Limiter(RedisScript(redis, within_s=5.0), keys)
         assert (await limiter.take(asked)).buckets[0].remaining == 19
         for units in (3, 4):
-            await lua("api.admission", "settle")(
-                redis, [keys.bucket("c", "key:k")], ["units", bucket.interval_us, units]
-            )
-        await lua("api.admission", "settle")(redis, [places], ["place", "another", 60_000_000])
+            await lua("api.limits", "settle")(redis, [keys.bucket("c", "key:k")], ["units", bucket.interval_us, units])
+        await lua("api.limits", "settle")(redis, [places], ["place", "another", 60_000_000])
         limiter.release(asked)
         await eventually(lambda: gone(redis, places, asked.request_id.hex))
         again = replace(asked, request_id=uuid4())

@@ -9,8 +9,8 @@ from uuid import uuid4
 import pytest
 
 from api.admission.buckets import Limit
-from api.admission.limits import Limiter, RedisScript
 from api.errors import RateLimited
+from api.limits.limiter import Limiter, RedisScript
 from infra.local import valkey
 from infra.local.stack import Stack
 from infra.redis import open_redis

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from typing import Any
 
-from api.admission.key_shape import _checksum, digest, mint
+from api.access.key_shape import _checksum, digest, mint
 from infra.postgres import open_connection
 from infra.redis import open_redis
 from infra.settings import operator_settings

@@ -17,10 +17,10 @@ from openai import APIStatusError, AsyncOpenAI
 from api.admission.caller import Caller as Calling
 from api.admission.caller import Cap
 from api.admission.demand import Spending
-from api.admission.limits import Limiter, RedisScript
-from api.admission.spend import Account, LedgerAway, month_of
-from api.admission.spend_ledger import PostgresLedger
 from api.errors import PaymentRequired, Unavailable
+from api.limits.limiter import Limiter, RedisScript
+from api.spend.confirmed import PostgresLedger
+from api.spend.spend import Account, LedgerAway, month_of
 from infra.kafka import partition_of_key
 from infra.postgres import Connection, open_connection, open_pool
 from infra.redis import Redis, open_redis

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from api.admission.key_shape import digest, mint
-from api.keyring import NotRotatable, create_key, revoke_key, rotate_key
+from api.access.key_shape import digest, mint
+from api.operators.keyring import NotRotatable, create_key, revoke_key, rotate_key
 from gpu_worker.registry import register
 from gpu_worker.routing import RouteWish, reroute
 from infra.actor import Author

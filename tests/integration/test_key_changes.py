@@ -14,16 +14,16 @@ from typing import Any
 import asyncpg
 import pytest
 
+from api.access.key_feed import KeyFeed
+from api.access.key_record import caller_of
+from api.access.key_shape import MintedKey, mint
+from api.access.key_source import PostgresKeys
+from api.access.keys import Keys
+from api.access.revocations import RedisRevokedSet, Revocations, RevokedKey
 from api.admission.caller import Cap, Concurrency
-from api.admission.key_feed import KeyFeed
-from api.admission.key_record import caller_of
-from api.admission.key_shape import MintedKey, mint
-from api.admission.key_source import PostgresKeys
-from api.admission.keys import Keys
-from api.admission.revocations import RedisRevokedSet, Revocations, RevokedKey
-from api.customers import change_customer
 from api.errors import Unauthorized
-from api.keyring import change_key, create_key, revoke_key
+from api.operators.customers import change_customer
+from api.operators.keyring import change_key, create_key, revoke_key
 from infra.actor import Author
 from infra.postgres import open_pool
 from infra.redis import open_redis

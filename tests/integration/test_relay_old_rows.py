@@ -17,9 +17,9 @@ import pytest
 from click.testing import CliRunner
 
 import streams.outbox.backfill
-from api.admission.key_shape import MintedKey
-from api.customers import change_customer
-from api.keyring import rotate_key
+from api.access.key_shape import MintedKey
+from api.operators.customers import change_customer
+from api.operators.keyring import rotate_key
 from infra.actor import Author
 from infra.cli import cli
 from infra.postgres import Connection, is_data_error

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from api.admission.registry import PostgresRegistry
-from api.admission.versions import RegistryAway, Versions
 from api.errors import NotFound
+from api.routing.registry import PostgresRegistry
+from api.routing.versions import RegistryAway, Versions
 from gpu_worker.aliases import set_alias
 from gpu_worker.history import read_history
 from gpu_worker.registry import register

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from api.admission.buckets import Limit, limit
 from api.admission.caller import Caller
 from api.admission.demand import Cost, Demand
-from api.admission.local_share import LocalShare
-from api.admission.plans import Plan
+from api.limits.local_share import LocalShare
+from api.limits.plans import Plan
 from schemas.keys import RedisKeys
 from tests.gcra import Bucket, Model, excess_beyond_losses_us, excess_of_changing_us, excess_us
 

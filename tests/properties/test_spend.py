@@ -10,8 +10,8 @@ from datetime import datetime, timedelta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.admission.spend import Account, Spend, month_of
 from api.errors import ApiError
+from api.spend.spend import Account, Spend, month_of
 from schemas.ids import EPOCH
 from tests.gcra import Model, Money
 from tests.spending import STANDARD, FakeLedger, Time, capped, items, spend

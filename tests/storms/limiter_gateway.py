@@ -21,8 +21,8 @@ from uuid import uuid4
 from api.admission.buckets import Limit
 from api.admission.caller import Caller
 from api.admission.demand import Cost, Demand
-from api.admission.limits import TIMEOUT_S, Charge, Limiter, RedisScript
 from api.errors import ApiError
+from api.limits.limiter import TIMEOUT_S, Charge, Limiter, RedisScript
 from infra.redis import open_redis
 from infra.settings import RedisSettings
 from schemas.ids import EPOCH

@@ -10,7 +10,7 @@ from uuid import uuid4
 from api.admission.buckets import Limit
 from api.admission.caller import Caller, Concurrency
 from api.admission.demand import Cost, Demand
-from api.admission.limits import Limiter, RedisScript
+from api.limits.limiter import Limiter, RedisScript
 from infra.redis import open_redis
 from infra.settings import operator_settings
 from schemas.ids import EPOCH

@@ -17,7 +17,7 @@ from typing import Any
 
 from api.admission.buckets import Limit
 from api.admission.caller import Caller, Concurrency
-from api.admission.plans import Plan
+from api.limits.plans import Plan
 from infra.redis import LuaCall, LuaScript, open_redis, run_each
 from infra.settings import RedisSettings
 from schemas.keys import RedisKeys

@@ -21,9 +21,9 @@ from typing import Any
 import aiohttp
 import click
 
-from api.admission.key_shape import mint
-from api.customers import create_customer
-from api.keyring import create_key
+from api.access.key_shape import mint
+from api.operators.customers import create_customer
+from api.operators.keyring import create_key
 from infra.actor import Author
 from infra.postgres import open_connection
 from infra.redis import Redis, open_redis

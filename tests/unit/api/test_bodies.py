@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from api import bodies as module
-from api.bodies import SMALL_BYTES, Bodies
+from api.door import bodies as module
+from api.door.bodies import SMALL_BYTES, Bodies
 from api.errors import ApiError, BadInput, TooLarge, Unavailable
 from tests.conditions import eventually
 from tests.fakes import Clock

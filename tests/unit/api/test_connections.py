@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from api.connections import HEAD_WITHIN_S, IDLE_S, Connection, Connections, room_for_files
+from api.door.connections import HEAD_WITHIN_S, IDLE_S, Connection, Connections, room_for_files
+from api.door.strangers import Strangers
 from api.errors import Unauthorized, Unavailable
 from api.middleware import connected, envelope, paced
 from api.services import CONNECTIONS, STRANGERS
-from api.strangers import Strangers
 from tests.conditions import eventually
 from tests.fakes import Clock
 
@@ -343,7 +343,7 @@ async def test_strangers_are_answered_at_their_rate_refused_past_it_and_the_keye
 async def test_when_too_many_refusals_are_held_the_next_is_told_at_once_and_hung_up_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("api.strangers.MOST_HELD_BY_PEER", 0)
+    monkeypatch.setattr("api.door.strangers.MOST_HELD_BY_PEER", 0)
     async with open_shop(per_s=2) as shop:
         first, *calls = [await shop.send(b"GET /registry/x HTTP/1.1\r\nHost: x\r\n\r\n") for _ in range(5)]
         assert (await answer(first[0]))[0] == 200

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
+from api.access.key_shape import mint
+from api.access.keys import Keys
 from api.admission.caller import Caller
-from api.admission.catalogue import Deployment
 from api.admission.deadlines import Queues
-from api.admission.gate import Gate, Inputs
-from api.admission.key_shape import mint
-from api.admission.keys import Keys
-from api.admission.limits import Limiter
-from api.admission.once import Once, Sameness
 from api.admission.space import Space
-from api.admission.versions import Versions
 from api.errors import ApiError, BadInput, Unavailable
+from api.gate import Gate, Inputs
+from api.limits.limiter import Limiter
+from api.once.once import Once, Sameness
+from api.routing.catalogue import Deployment
+from api.routing.versions import Versions
 from infra.lag import Queue
 from schemas.ids import new_request_id
 from schemas.keys import RedisKeys

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from api import bodies as bodies_module
-from api import connections as module
-from api.bodies import Bodies
-from api.connection import CHUNK_BYTES, Connection
-from api.connections import IDLE_S, MOST_AHEAD_BYTES, MOST_UNWANTED_BYTES, UNREAD_S, Connections
+from api.door import bodies as bodies_module
+from api.door import connections as module
+from api.door.bodies import Bodies
+from api.door.connection import CHUNK_BYTES, Connection
+from api.door.connections import IDLE_S, MOST_AHEAD_BYTES, MOST_UNWANTED_BYTES, UNREAD_S, Connections
+from api.door.server import make_runner, open_door
+from api.door.strangers import Strangers
 from api.errors import Unauthorized
 from api.middleware import MOST_HEAD_BYTES, connected, envelope, paced
-from api.server import make_runner, open_door
 from api.services import BODIES, CONNECTIONS, STRANGERS
-from api.strangers import Strangers
 from api.surfaces.http import read_body
 from tests.conditions import eventually
 from tests.fakes import Clock

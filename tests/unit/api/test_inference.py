@@ -11,7 +11,6 @@ from uuid import UUID
 import pytest
 
 from api import inference as module
-from api.admission.gate import Gate
 from api.errors import (
     AcceptanceUnknown,
     AnswerLost,
@@ -23,11 +22,12 @@ from api.errors import (
     TooLarge,
     Unavailable,
 )
+from api.gate import Gate
 from api.inference import Answer, Inference, failure
 from api.large_tensors import LargeTensors
 from api.repeated import Repeated
 from api.request_log import RequestLog
-from api.results import Results
+from api.results.waiting import Results
 from schemas.claims import checked_in
 from schemas.codec import encode
 from schemas.ids import new_request_id

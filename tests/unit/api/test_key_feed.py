@@ -5,9 +5,9 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from api.admission.key_feed import Changes, KeyFeed
-from api.admission.keys import Keys, KeySourceAway
-from api.admission.revocations import RevokedKey
+from api.access.key_feed import Changes, KeyFeed
+from api.access.keys import Keys, KeySourceAway
+from api.access.revocations import RevokedKey
 from tests.conditions import eventually
 from tests.fakes import Clock, FakeKeys
 

@@ -4,8 +4,8 @@ from datetime import datetime, timezone
 
 import pytest
 
+from api.access.key_record import CustomerRecord, KeyRecord, Terms, alike, base_rate, caller_of, rate, same_customer
 from api.admission.caller import Cap, Concurrency
-from api.admission.key_record import CustomerRecord, KeyRecord, Terms, alike, base_rate, caller_of, rate, same_customer
 from api.errors import Forbidden
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 import api
-from api.admission.key_shape import _checksum, digest, mint
-from api.admission.keys import Keys
+from api.access.key_shape import _checksum, digest, mint
+from api.access.keys import Keys
 from api.errors import Unauthorized
 from tests.fakes import FakeKeys
 

@@ -6,11 +6,11 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from api.admission import key_shape
-from api.admission import keys as module
-from api.admission.key_record import KeyRecord, Terms, base_rate
-from api.admission.key_shape import bearer, digest, key_id_of, mint
-from api.admission.keys import Keys, KeySourceAway
+from api.access import key_shape
+from api.access import keys as module
+from api.access.key_record import KeyRecord, Terms, base_rate
+from api.access.key_shape import bearer, digest, key_id_of, mint
+from api.access.keys import Keys, KeySourceAway
 from api.errors import Unauthorized, Unavailable
 from tests.conditions import eventually
 from tests.fakes import Clock, FakeKeys

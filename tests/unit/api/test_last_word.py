@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from api.errors import AnswerLost
-from api.last_word import LogsLastWord
+from api.once.last_word import LogsLastWord
 from infra.kafka_lookups import Lookups
 from schemas.codec import encode
 from schemas.records import InferenceFinished, Outcome

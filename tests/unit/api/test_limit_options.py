@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.limit_options import LimitsChange, limit_place, rate_limit, shown
-from api.rates import NoSuchLimit, changed
+from api.operators.limit_options import LimitsChange, limit_place, rate_limit, shown
+from api.operators.rates import NoSuchLimit, changed
 from schemas.facts import RateLimit
 
 

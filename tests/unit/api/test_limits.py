@@ -11,10 +11,10 @@ import pytest
 from api.admission.buckets import Limit, limit
 from api.admission.caller import Caller, Cap, Concurrency
 from api.admission.demand import Cost, Demand, Spending
-from api.admission.limits import Limiter
-from api.admission.plans import Plan, Plans
-from api.admission.verdicts import judge
 from api.errors import ApiError, BadInput, PaymentRequired, RateLimited, Unauthorized, Unavailable
+from api.limits.limiter import Limiter
+from api.limits.plans import Plan, Plans
+from api.limits.verdicts import judge
 from schemas.keys import RedisKeys
 from schemas.records import LimiterMode
 from tests.conditions import eventually

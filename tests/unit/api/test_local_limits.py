@@ -12,8 +12,8 @@ import pytest
 from api.admission.buckets import Limit
 from api.admission.caller import Concurrency
 from api.admission.demand import Demand, Spending
-from api.admission.limits import Limiter
 from api.errors import ApiError, RateLimited, Unavailable
+from api.limits.limiter import Limiter
 from infra.redis import LuaCall
 from schemas.keys import RedisKeys
 from schemas.records import LimiterMode

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from api.admission.claim_batches import Notes
-from api.admission.claim_pruning import _let_go
-from api.admission.claims import COUNTED_HORIZON_S, OWNER_S, BookAway, Claim, Note, Sameness
-from api.admission.once import Once
 from api.errors import Unavailable, Unprocessable
+from api.once.batches import Notes
+from api.once.claims import COUNTED_HORIZON_S, OWNER_S, BookAway, Claim, Note, Sameness
+from api.once.once import Once
+from api.once.pruning import _let_go
 from schemas.ids import new_request_id
 from tests.claims import MemoryBook, accepted, call, decisions, entry
 from tests.conditions import eventually
@@ -245,8 +245,8 @@ async def test_an_unforeseen_error_leaves_nobody_waiting() -> None:
 
 
 async def test_old_claims_are_let_go_of_slice_by_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.admission.claim_pruning._SLICE", 2)
-    monkeypatch.setattr("api.admission.claim_pruning._SLICE_PAUSE_S", 0)
+    monkeypatch.setattr("api.once.pruning._SLICE", 2)
+    monkeypatch.setattr("api.once.pruning._SLICE_PAUSE_S", 0)
     book = MemoryBook()
     await book.enter([entry(retry=0) for _ in range(5)])
     await book.pass_s(COUNTED_HORIZON_S + 1)

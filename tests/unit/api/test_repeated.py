@@ -11,9 +11,9 @@ from uuid import UUID
 
 import pytest
 
-from api.admission.claims import OWNER_S, Entry
-from api.admission.once import Once
 from api.errors import AcceptanceUnknown, AnswerLost, ApiError, DeadlinePassed, RateLimited, Unauthorized, Unavailable
+from api.once.claims import OWNER_S, Entry
+from api.once.once import Once
 from api.repeated import Repeated
 from schemas.records import InferenceFinished, InferenceRequested, Outcome
 from tests.claims import MemoryBook, accepted, call, decisions

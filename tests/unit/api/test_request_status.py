@@ -12,10 +12,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from api import request_status as module
 from api.errors import NotFound, RateLimited, Unavailable
-from api.log import Log
-from api.request_status import Accepted, RequestStatus
+from api.results import status as module
+from api.results.log import Log
+from api.results.status import Accepted, RequestStatus
 from infra.kafka_lookups import Lookups
 from schemas.codec import encode
 from schemas.ids import new_request_id

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from api import result_log as module
-from api.result_log import ResultLog
+from api.results import result_log as module
+from api.results.result_log import ResultLog
 from infra.kafka import partition_of_key
 from schemas.codec import encode
 from schemas.first_results import Recorded

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from api import results as module
 from api.errors import AnswerLost, ApiError, DeadlinePassed
-from api.log import Schemas
-from api.result_cache import CacheAway
-from api.result_log import ResultLog
-from api.results import Results, Waiter
+from api.results import waiting as module
+from api.results.cache import CacheAway
+from api.results.log import Schemas
+from api.results.result_log import ResultLog
+from api.results.waiting import Results, Waiter
 from schemas.codec import encode
 from schemas.ids import new_request_id
 from schemas.keys import RedisKeys

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from api.admission import revocations as module
-from api.admission.keys import KeySourceAway
-from api.admission.revocations import Revocations, RevokedKey, RevokedSetAway
+from api.access import revocations as module
+from api.access.keys import KeySourceAway
+from api.access.revocations import Revocations, RevokedKey, RevokedSetAway
 from tests.conditions import eventually
 
 

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api import checker
-from api.admission.versions import Versions
-from api.bodies import Bodies
-from api.connections import Connections
+from api.door.bodies import Bodies
+from api.door.connections import Connections
 from api.errors import NotFound, Unprocessable
 from api.middleware import envelope
 from api.registry_catalogue import Candidate, Catalogue
 from api.routes import ROUTES
+from api.routing.versions import Versions
 from api.services import BODIES, CATALOGUE, CONNECTIONS, TURNS, VERSIONS
 from api.surfaces.schema_candidates import MAX_BODY_BYTES
 from api.turns import Turns

@@ -7,11 +7,11 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from api.admission.caller import Cap
-from api.admission.claims import Claim, Decisions
 from api.admission.demand import Demand, Spending
-from api.admission.price_book import Price, PriceBook, PricesAway
-from api.admission.spend import SETTLED_WITHIN, Account, Spend, cap_reached, month_of, shown
 from api.errors import ApiError, PaymentRequired
+from api.once.claims import Claim, Decisions
+from api.spend.price_book import Price, PriceBook, PricesAway
+from api.spend.spend import SETTLED_WITHIN, Account, Spend, cap_reached, month_of, shown
 from schemas.ids import new_request_id
 from tests.conditions import eventually
 from tests.fakes import manifest

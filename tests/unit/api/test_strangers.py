@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
+from api.door.strangers import HELD_S, MOST_HELD, MOST_HELD_BY_PEER, PATIENCE_S, Refused, Strangers, peer_of
 from api.errors import Surface, body
-from api.strangers import HELD_S, MOST_HELD, MOST_HELD_BY_PEER, PATIENCE_S, Refused, Strangers, peer_of
 from tests.fakes import Clock
 from tests.unit.api.test_errors import ID
 

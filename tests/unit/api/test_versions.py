@@ -5,10 +5,10 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from api.admission.catalogue import Alias
-from api.admission.references import split_name
-from api.admission.versions import Versions
 from api.errors import BadInput, NotFound, Unavailable
+from api.routing.catalogue import Alias
+from api.routing.references import split_name
+from api.routing.versions import Versions
 from schemas.routes import part_of
 from tests.fakes import CREATED, Clock, FakeRegistry, manifest, registered, routed
 

@@ -65,12 +65,21 @@ async def test_what_the_topic_no_longer_keeps_is_not_passed_off_as_a_gap() -> No
     assert await follows(footing, driver, [8, 9]) == [(7, 8), (9, 9)]
 
 
-async def test_a_reader_that_was_never_sought_or_went_back_follows_where_it_is() -> None:
-    footing, driver = Footing(), Driver(None, 0)
+async def test_a_reader_that_went_back_follows_where_it_is() -> None:
+    footing, driver = Footing(), Driver(5, 0)
+    await footing.begin(driver, {PLACE})
     assert await follows(footing, driver, [5]) == [(5, 5)]
     assert await follows(footing, driver, [2, 3]) == [(2, 2), (3, 3)]
+
+
+async def test_what_was_fetched_before_its_partition_had_begun_is_left_out_and_comes_again() -> None:
+    """The client hands it out while it is still asked where to begin; a marker at 3 is not in it, and is no hole."""
+    footing, driver = Footing(), Driver(3, 0)
+    assert await follows(footing, driver, [4, 5]) == []
+    await footing.begin(driver, {PLACE})
+    assert await follows(footing, driver, [4, 5]) == [(3, 4), (5, 5)]
     footing.forget([PLACE])
-    assert await follows(footing, driver, [9]) == [(9, 9)]
+    assert await follows(footing, driver, [6]) == []
 
 
 async def test_a_fetch_that_a_new_assignment_overtook_is_dropped() -> None:
@@ -85,7 +94,7 @@ async def test_a_fetch_of_several_partitions_is_measured_from_before_any_questio
     """A question about the first partition takes time, in which a new assignment may seek the second."""
     other = TopicPartition("t", 1)
     footing, driver = Footing(), Driver(3, 0)
-    footing._stands = {PLACE: 3, other: 100}
+    footing._stands, footing._epochs = {PLACE: 3, other: 100}, {PLACE: 1, other: 2}
     driver.meanwhile = lambda: footing._stands.update({other: 50})
     told = await footing.follow(driver, {PLACE: [SimpleNamespace(offset=5)], other: [SimpleNamespace(offset=100)]})
     assert {tp: [stood for stood, _ in fetch.records] for tp, fetch in told.items()} == {PLACE: [3]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,6 +39,19 @@ class Driver:
         self._ends = ends
         self._coordinator = None
         self._subscription = SimpleNamespace(subscription=None)
+        self.begins = {0: 0, 1: 0}
+        self.asked: Callable[[], Awaitable[None]] | None = None
+
+    async def committed(self, tp: TopicPartition) -> int:
+        return self.begins[tp.partition]
+
+    async def beginning_offsets(self, tps: list[TopicPartition]) -> dict[TopicPartition, int]:
+        if self.asked is not None:
+            await self.asked()
+        return dict.fromkeys(tps, 0)
+
+    def seek(self, _tp: TopicPartition, _offset: int) -> None:
+        pass
 
     def assignment(self) -> set[TopicPartition]:
         return {TopicPartition(TOPIC, p) for p in (0, 1)}
@@ -88,6 +101,7 @@ async def step(driver: Driver) -> FakeLedger:
     """What one step made of the ledger."""
     ledger = FakeLedger()
     loop = new_loop(ledger)
+    await loop._footing.begin(driver, driver.assignment())
     await loop._step(driver)
     await loop._written()
     return ledger
@@ -106,7 +120,7 @@ async def test_at_the_end_of_the_log_what_comes_within_the_wait_is_one_batch(pau
 
 
 async def test_a_batch_that_is_full_is_not_waited_for(pauses: list[float]) -> None:
-    ledger = await step(Driver([{0: range(6)}, {0: range(6, 10)}, {1: range(5)}], ends={0: 11, 1: 5}))
+    ledger = await step(Driver([{0: range(6)}, {0: range(6, 10)}, {1: range(5)}], ends={0: 11, 1: None}))
     assert ledger.positions == {0: 10}
     assert sum(pauses) < 0.05
 
@@ -125,14 +139,25 @@ async def test_what_was_gathered_of_a_partition_that_is_taken_away_is_dropped() 
 
     async def taken_away_and_back() -> None:
         await loop.on_partitions_revoked([taken])
-        ledger.positions[0] = 7
-        loop._footing._stands[taken] = 7
+        ledger.positions[0] = driver.begins[0] = 7
+        await loop._footing.begin(driver, {taken})
 
+    await loop._footing.begin(driver, driver.assignment())
     await loop._fetch(driver, wait_s=0)
     await taken_away_and_back()
     await loop._step(driver)
     await loop._written()
     assert ledger.positions == {0: 9, 1: 2}
+
+
+@pytest.mark.usefixtures("pauses")
+async def test_what_is_taken_away_while_the_reader_asks_what_a_gap_is_does_not_come_back() -> None:
+    loop, driver = new_loop(FakeLedger()), Driver([{0: range(3)}, {0: range(5, 6)}], ends={0: 6, 1: 0})
+    await loop._footing.begin(driver, driver.assignment())
+    await loop._fetch(driver, wait_s=0)
+    driver.asked = lambda: loop.on_partitions_revoked([TopicPartition(TOPIC, 0)])
+    await loop._fetch(driver, wait_s=0)
+    assert loop._gathered == []
 
 
 async def test_whatever_else_the_process_does_goes_on_while_a_batch_is_decoded() -> None:

@@ -1,0 +1,247 @@
+"""Connections to this process: how many there may be, how long one may keep a place without a whole question, and how
+many bytes they may make this process hold, of questions that nobody has read yet and of answers that nobody reads.
+
+It stands between the socket and aiohttp's protocol and uses only what asyncio promises of both: aiohttp has no timeout
+for the head of a request, and bounds what it holds for each connection but not for all. Bodies have their own bounds
+where they are read (`api.door.bodies`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import time
+from collections import Counter
+from collections.abc import Callable
+from itertools import chain
+
+from api.door.connection import Connection
+
+logger = logging.getLogger(__name__)
+
+#: A head must be complete so long after the connection was opened, or after its first byte on one that was idle.
+HEAD_WITHIN_S = 10.0
+#: Longer than the usual proxies keep an idle connection, so that they close first and no call meets a closing one.
+IDLE_S = 75.0
+#: An answer must have left this process so long after the caller stopped reading; large ones have their own time.
+UNREAD_S = 30.0
+#: What one connection may send before its head is whole, and while its call is answered, beyond what is read of it: the
+#: largest head, and what aiohttp takes in before it stops reading. Beyond, it is closed, or read no further.
+MOST_OWED_BYTES = 192 * 1024
+MOST_AHEAD_BYTES = 128 * 1024
+#: What is read of a body that nobody wants, so that who sends it sees why.
+MOST_UNWANTED_BYTES = 1024 * 1024
+#: What all of them may make this process hold: bytes that nobody has read yet, and answers that are not read.
+MOST_HELD_BYTES = 64 * 1024 * 1024
+MOST_UNREAD_BYTES = 64 * 1024 * 1024
+_SWEEP_S = 1.0
+#: Files beside connections of callers: servers, libraries, logs.
+_OTHER_FILES = 256
+
+
+class Connections:
+    """At most `most` at once, and half as many of one peer. `serve` makes the protocol that answers on one.
+
+    A new one takes the place of the one that has waited longest without a whole question, of the same peer if that has
+    its share; where all are being answered it is closed at once. `barred` says which peers may open none now; `wasted`
+    is told the peer of each that ended before it asked for anything.
+    """
+
+    def __init__(
+        self,
+        serve: Callable[[], asyncio.Protocol],
+        *,
+        most: int,
+        barred: Callable[[str], bool] = lambda _peer: False,
+        wasted: Callable[[str], None] = lambda _peer: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._serve, self._most, self._most_per_peer = serve, most, max(1, most // 2)
+        self._barred, self._wasted, self._clock = barred, wasted, clock
+        # In the order of since_s: those that owe a head, those that have asked before and are idle.
+        self._owing: dict[Connection, None] = {}
+        self._idle: dict[Connection, None] = {}
+        self._of: dict[asyncio.BaseTransport, Connection] = {}
+        self._peers: Counter[str] = Counter()
+        # Those whose caller does not read, and how much each has left to read, in the order in which that began.
+        self._unread: dict[Connection, int] = {}
+        self._held_bytes = 0
+        self.counts: Counter[str] = Counter(
+            connections_refused=0, connections_closed_for_others=0, heads_late=0, heads_large=0, answers_unread=0
+        )
+
+    def __call__(self) -> Connection:
+        """A protocol for asyncio's server."""
+        return Connection(self)
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def let_in(self, new: Connection) -> asyncio.Protocol | None:
+        """Count it and return the protocol that answers, or None when there is no place for it."""
+        if self._barred(new.peer) or not self._make_room(new.peer):
+            self.counts["connections_refused"] += 1
+            return None
+        if new.transport is not None:
+            self._of[new.transport] = new
+        self._peers[new.peer] += 1
+        self._wait(self._owing, new)
+        return self._serve()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that came and belong to no call yet, or to one that has not read them."""
+        return self._held_bytes
+
+    def heard(self, connection: Connection, size_bytes: int) -> bool:
+        """Bytes came: on an idle one they begin a head. False when they are not to be handed on."""
+        if connection in self._idle:
+            del self._idle[connection]
+            self._wait(self._owing, connection)
+            self._let_go(connection)
+        connection.held_bytes += size_bytes
+        self._held_bytes += size_bytes
+        is_large = connection in self._owing and not connection.is_leaving and connection.held_bytes > MOST_OWED_BYTES
+        # Who holds less than an equal share is not who fills it.
+        if is_large or (self._held_bytes > MOST_HELD_BYTES and connection.held_bytes > MOST_HELD_BYTES / len(self)):
+            self.counts["heads_large" if is_large else "connections_closed_for_others"] += 1
+            self._close(connection)
+            return False
+        if connection.is_leaving and connection.held_bytes > MOST_UNWANTED_BYTES:
+            connection.pause()  # and aiohttp, which has nothing more to drop, does not resume it
+            return False
+        return True
+
+    def fed(self, connection: Connection) -> None:
+        """The bytes were handed on. Only now may it be paused: aiohttp resumes reading at the end of every body."""
+        if connection not in self._owing and connection.held_bytes > MOST_AHEAD_BYTES:
+            connection.pause()
+
+    def took(self, transport: asyncio.BaseTransport | None) -> None:
+        """Its call has read all of the body that came until now."""
+        connection = self._of.get(transport) if transport is not None else None
+        if connection is not None:
+            self._let_go(connection)
+
+    def asked(self, transport: asyncio.BaseTransport | None, head_bytes: int | None = None) -> None:
+        """A whole head of so many bytes (all that came, if not said) has come on it, and is being answered."""
+        connection = self._of.get(transport) if transport is not None else None
+        if connection is not None:
+            connection.has_asked = True
+            self._owing.pop(connection, None)
+            self._idle.pop(connection, None)
+            self._let_go(connection, head_bytes)
+
+    def answered(self, transport: asyncio.BaseTransport | None) -> None:
+        """The answer is made; it may send another question."""
+        connection = self._of.get(transport) if transport is not None else None
+        if connection is not None and connection not in self._owing:
+            self._idle.pop(connection, None)
+            self._wait(self._idle, connection)
+
+    def leaving(self, transport: asyncio.BaseTransport | None) -> None:
+        """The answer is made, the rest of the question is of no use, and it will be closed."""
+        self.answered(transport)
+        connection = self._of.get(transport) if transport is not None else None
+        if connection is not None:
+            connection.is_leaving = True
+            self._let_go(connection)
+            self._idle.pop(connection, None)
+            self._wait(self._owing, connection)  # what still comes does not prolong its time
+
+    def stuck(self, connection: Connection) -> None:
+        """Its caller reads more slowly than it is answered."""
+        if connection not in self._unread:
+            connection.unread_since_s = self._clock()
+        self._unread[connection] = connection.unsent_bytes()
+        while sum(self._unread.values()) > MOST_UNREAD_BYTES:
+            self.counts["answers_unread"] += 1
+            self._close(next(iter(self._unread)))
+
+    def read_on(self, connection: Connection) -> None:
+        """Its caller has read nearly all of it."""
+        self._unread.pop(connection, None)
+
+    def gone(self, connection: Connection) -> None:
+        """It was closed."""
+        self._owing.pop(connection, None)
+        self._idle.pop(connection, None)
+        self._unread.pop(connection, None)
+        self._let_go(connection)
+        if connection.transport is not None and self._of.pop(connection.transport, None) is not None:
+            self._peers[connection.peer] -= 1
+            if self._peers[connection.peer] <= 0:
+                del self._peers[connection.peer]
+            if not connection.has_asked:
+                self._wasted(connection.peer)
+
+    def close_late(self) -> None:
+        """Close those that have waited too long."""
+        now_s = self._clock()
+        for waiting, within_s, count in ((self._owing, HEAD_WITHIN_S, "heads_late"), (self._idle, IDLE_S, None)):
+            for connection in list(waiting):
+                if now_s - connection.since_s < within_s:
+                    break
+                if count is not None:
+                    self.counts[count] += 1
+                self._close(connection)
+        for connection in list(self._unread):
+            if now_s - connection.unread_since_s >= UNREAD_S:
+                self.counts["answers_unread"] += 1
+                self._close(connection)
+            else:
+                self.stuck(connection)  # it may have been given more to read meanwhile
+
+    async def sweep(self) -> None:
+        """Close late ones, once a second, for ever."""
+        while True:
+            self.close_late()
+            await asyncio.sleep(_SWEEP_S)
+
+    def _wait(self, waiting: dict[Connection, None], connection: Connection) -> None:
+        connection.since_s = self._clock()
+        waiting[connection] = None
+
+    def _let_go(self, connection: Connection, size_bytes: int | None = None) -> None:
+        held = connection.held_bytes
+        size_bytes = held if size_bytes is None else min(size_bytes, held)
+        self._held_bytes -= size_bytes
+        connection.held_bytes -= size_bytes
+        if connection.held_bytes <= MOST_AHEAD_BYTES // 2:
+            connection.resume()
+
+    def _make_room(self, peer: str) -> bool:
+        waiting = chain(self._owing, self._idle)
+        if self._peers[peer] >= self._most_per_peer:
+            oldest = next((c for c in waiting if c.peer == peer), None)
+        elif len(self._of) >= self._most:
+            oldest = next(waiting, None)
+        else:
+            return True
+        if oldest is None:
+            return False
+        self.counts["connections_closed_for_others"] += 1
+        self._close(oldest)
+        return True
+
+    def _close(self, connection: Connection) -> None:
+        self.gone(connection)  # its place is free now, although asyncio tells of its end later
+        if connection.transport is not None:
+            connection.transport.abort()
+
+
+def room_for_files(wanted: int) -> int:
+    """How many connections the system's limit of open files leaves, at most `wanted`; the soft limit is raised."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        raised = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+        if raised < needed:
+            fields = {"open_files": raised, "needed": needed}
+            logger.warning(
+                "the limit of open files leaves fewer connections than were asked for", extra={"fields": fields}
+            )
+        return max(1, raised - _OTHER_FILES)
+    return wanted
