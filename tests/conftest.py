@@ -17,6 +17,7 @@ from uuid import uuid4
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
+from hypothesis import HealthCheck, settings
 
 from infra.local.stack import Stack
 from infra.postgres import connect
@@ -25,6 +26,10 @@ from infra.settings import PostgresSettings, operator_settings
 from tests.processes import Process
 
 T = TypeVar("T")
+
+# How long an example takes to make or to try says something about the machine, and nothing about the code.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 # Settings of whoever runs the tests must not leak into them.
 for _name in [n for n in os.environ if n.startswith("INFERLOG_") and not n.startswith("INFERLOG_TEST_")]:
