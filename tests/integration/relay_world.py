@@ -99,7 +99,8 @@ class RelayWorld:
         """As if a relay had run before: nothing is older than the outbox."""
         async with self.tables() as c:
             await c.execute(
-                "INSERT INTO outbox_backfill VALUES ('prices'), ('model_versions'), ('routes'), ('api_keys'), ('customers')"
+                "INSERT INTO outbox_backfill (source) "
+                "VALUES ('prices'), ('model_versions'), ('routes'), ('api_keys'), ('customers')"
             )
 
     async def write(self, facts: Sequence[Fact], *, topic: Topic = PRICES) -> None:
