@@ -27,6 +27,7 @@ import click
 import uvloop
 
 from benchmarks.echo import answering, on_the_log, result
+from benchmarks.percentiles import percentiles_ms
 from docs.demo import digits
 from docs.demo.shell import inferlog, inferlog_json, say
 from infra.kafka import open_producer, partition_of_key
@@ -176,7 +177,7 @@ class Bench:
         after = await self._counts()
         looks = after["status_looks"] - before["status_looks"]
         figures = {
-            **_percentiles(latencies_s),
+            **percentiles_ms(latencies_s, digits=1),
             "from_the_log": looks,
             "mb_per_look": round((after["status_bytes"] - before["status_bytes"]) / 1e6 / max(1, looks), 3),
         }
@@ -220,7 +221,7 @@ class Bench:
         after = await self._counts()
         more = {key: after[key] - before[key] for key in after if key.startswith("result")}
         read_mb = round(more["result_log_bytes"] / 1e6 / max(1, len(latencies_s)), 3)
-        figures = {**_percentiles(latencies_s), "calls": len(latencies_s), "mb_per_call": read_mb, **more}
+        figures = {**percentiles_ms(latencies_s, digits=1), "calls": len(latencies_s), "mb_per_call": read_mb, **more}
         say(f"{name}: {json.dumps(figures)}")
         return figures
 
@@ -270,15 +271,6 @@ def _framed(finished: InferenceFinished) -> tuple[bytes, bytes]:
     if decode(framed[:at] + ours + framed[at + len(ours) :], InferenceFinished) != finished:
         raise RuntimeError("the id is not kept as text")
     return framed[:at], framed[at + len(ours) :]
-
-
-def _percentiles(latencies_s: Sequence[float]) -> dict[str, float]:
-    ordered = sorted(latencies_s)
-
-    def at(p: float) -> float:
-        return round(1000 * ordered[min(len(ordered) - 1, int(p * len(ordered)))], 1)
-
-    return {"p50_ms": at(0.5), "p95_ms": at(0.95), "p99_ms": at(0.99), "max_ms": round(1000 * ordered[-1], 1)}
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from api.routing.registry import PostgresRegistry
 from api.routing.versions import Versions
 from benchmarks.load import closed_loop, http_request
 from benchmarks.meters import memory_mb
+from benchmarks.models import version_of_digits
 from docs.demo import digits
 from docs.demo.shell import inferlog, inferlog_json, say
 from gpu_worker.history import read_history
@@ -40,8 +41,7 @@ from infra.local.stack import Stack
 from infra.postgres import Connection, open_connection, open_pool
 from infra.settings import OperatorSettings, operator_settings
 from schemas.codec import decode_at
-from schemas.manifest import Manifest, TensorSpec
-from schemas.records import InferenceRequested, Task
+from schemas.records import InferenceRequested
 from schemas.topics import requests_topic
 from streams.log import open_log
 
@@ -217,7 +217,7 @@ async def _cost(settings: OperatorSettings) -> dict[str, float]:
             await register(
                 connection,
                 f"bench-{number % MODELS}",
-                _manifest(number),
+                version_of_digits(number),
                 artifact_uri="s3://none/",
                 wish=RouteWish(),
                 by=BY,
@@ -243,22 +243,6 @@ async def _timed(memory: Versions) -> float:
     began = time.perf_counter()
     await memory.refresh()
     return (time.perf_counter() - began) * 1000
-
-
-def _manifest(number: int) -> Manifest:
-    return Manifest(
-        task=Task.TENSORS,
-        layout="safetensors",
-        architecture="mlp",
-        architecture_args={},
-        files=(),
-        inputs=(TensorSpec(name="pixels", datatype="FP32", shape=(-1, 64)),),
-        outputs=(TensorSpec(name="logits", datatype="FP32", shape=(-1, 10)),),
-        max_batch_items=32,
-        max_length=0,
-        torch_version="2",
-        producer=f"bench {number}",
-    )
 
 
 def _rounded(milliseconds: float) -> float:

@@ -34,13 +34,12 @@ from api.access.key_shape import MintedKey, mint
 from benchmarks.echo import answering
 from benchmarks.ledger.watched import program
 from benchmarks.load import http_request, open_loop
+from benchmarks.models import version_of_digits
 from docs.demo.shell import say
 from infra.local.stack import Stack
 from infra.postgres import open_connection, queries
 from infra.provision import provision
 from infra.settings import OperatorSettings, PostgresSettings, operator_settings
-from schemas.manifest import Manifest, TensorSpec
-from schemas.records import Task
 from tests.processes import free_port
 
 MOST_RATIO, MOST_MB = 1.10, 200.0
@@ -253,7 +252,7 @@ async def _register(settings: OperatorSettings, size: Size) -> list[MintedKey]:
     now, sql = datetime.now(timezone.utc), queries("benchmarks")
     keys = [mint(settings.environment) for _ in range(size.keys)]
     owners = [f"cust_{number // _KEYS_PER_CUSTOMER:06d}" for number in range(size.keys)]
-    versions = [(size.models[n // _VERSIONS_PER_MODEL], _manifest(n)) for n in range(size.versions)]
+    versions = [(size.models[n // _VERSIONS_PER_MODEL], version_of_digits(n)) for n in range(size.versions)]
     async with open_connection(settings.postgres, command_timeout_s=300) as connection:
         await connection.execute(sql["scale_customers"], sorted(set(owners)), now)
         await connection.execute(
@@ -270,22 +269,6 @@ async def _register(settings: OperatorSettings, size: Size) -> list[MintedKey]:
         routed = {model: m.version for model, m in versions}
         await connection.execute(sql["scale_routes"], list(routed), list(routed.values()), now)
     return keys
-
-
-def _manifest(number: int) -> Manifest:
-    return Manifest(
-        task=Task.TENSORS,
-        layout="safetensors",
-        architecture="mlp",
-        architecture_args={},
-        files=(),
-        inputs=(TensorSpec(name="pixels", datatype="FP32", shape=(-1, 64)),),
-        outputs=(TensorSpec(name="logits", datatype="FP32", shape=(-1, 10)),),
-        max_batch_items=32,
-        max_length=0,
-        torch_version="2",
-        producer=f"bench {number}",
-    )
 
 
 if __name__ == "__main__":

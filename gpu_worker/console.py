@@ -12,6 +12,7 @@ import click
 
 from gpu_worker.bundle import BundleError
 from gpu_worker.routing import PublishConflict, Rerouted
+from infra.away import unanswered
 from infra.kafka import BusUnavailable
 from infra.postgres import is_outage
 from infra.s3 import StoreUnavailable
@@ -49,10 +50,10 @@ def to_the_end(work: Coroutine[Any, Any, T]) -> T:
     except (BundleError, PublishConflict, StoreUnavailable) as error:
         raise click.ClickException(str(error)) from error
     except BusUnavailable as error:
-        raise click.ClickException(f"Kafka does not answer: {error}") from error
+        raise click.ClickException(unanswered("Kafka", error)) from error
     except Exception as error:
         if is_outage(error):
-            raise click.ClickException(f"Postgres is away: {error or type(error).__name__}") from error
+            raise click.ClickException(unanswered("Postgres", error)) from error
         raise
 
 

@@ -57,7 +57,8 @@ class _Row:
 
 
 class MemoryBook:
-    """Implements Book. `away` makes every call fail; `hold` keeps them waiting; `entered` has sizes of batches."""
+    """Implements Book. `away` makes every call fail, `hold` keeps them waiting, and `asked` counts them; `entered` has
+    sizes of batches."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -66,6 +67,7 @@ class MemoryBook:
         self.hold = asyncio.Event()
         self.hold.set()
         self.entered: list[int] = []
+        self.asked = 0
 
     async def pass_s(self, seconds: float) -> None:
         """Let time pass."""
@@ -146,6 +148,7 @@ class MemoryBook:
         return len(old)
 
     async def _ready(self) -> None:
+        self.asked += 1
         await self.hold.wait()
         await asyncio.sleep(0)
         if self.away:

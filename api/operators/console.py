@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from infra.away import unanswered
 from infra.postgres import Connection, Record, is_outage, on_connection, queries
 from infra.settings import OperatorSettings
 from schemas.ranges import MOMENTS
@@ -30,7 +31,7 @@ def in_postgres(settings: OperatorSettings, work: Callable[[Connection], Awaitab
         return on_connection(settings.postgres, work)
     except Exception as error:
         if is_outage(error):
-            raise click.ClickException(f"Postgres does not answer: {type(error).__name__}: {error}") from error
+            raise click.ClickException(unanswered("Postgres", error)) from error
         raise
 
 

@@ -23,6 +23,7 @@ from benchmarks.ledger.events import usage_event
 from benchmarks.ledger.product import Product, running
 from benchmarks.ledger.watched import Failed, tail
 from benchmarks.ledger.world import World, servers
+from benchmarks.percentiles import percentiles_ms
 from docs.demo.shell import say
 from infra.kafka import open_producer
 from infra.postgres import Connection, queries
@@ -78,12 +79,6 @@ async def _measure(world: World, mode: str, rate: float, seconds: float, seed: i
         "looks_per_s": round(len(looks) / (looks[-1][0] - looks[0][0])),
         **percentiles_ms(latencies),
     }
-
-
-def percentiles_ms(ordered_s: Sequence[float]) -> dict[str, float]:
-    """p50, p95, p99 and the longest, in milliseconds, of ascending seconds."""
-    at = {p: ordered_s[min(len(ordered_s) - 1, len(ordered_s) * p // 100)] for p in (50, 95, 99)}
-    return {**{f"p{p}_ms": round(1000 * s) for p, s in at.items()}, "max_ms": round(1000 * ordered_s[-1])}
 
 
 async def _visible(

@@ -60,7 +60,8 @@ async def test_a_twin_waits_until_the_first_is_accepted() -> None:
     here, there = once(book), once(book)
     first = await claim(here, call(key="k"))
     twin = asyncio.ensure_future(claim(there, call(key="k")))
-    await asyncio.sleep(0.05)
+    asked = book.asked
+    await eventually(lambda: book.asked >= asked + 3, what="the twin has entered itself and looked again, twice")
     assert not twin.done()
     here.accepted(first)
     await settle(here)
@@ -166,7 +167,7 @@ async def test_calls_that_come_together_share_a_statement() -> None:
     book.hold.clear()
     here = once(book)
     calls = [asyncio.ensure_future(claim(here, call(retry=0))) for _ in range(400)]
-    await asyncio.sleep(0.01)
+    await eventually(lambda: book.asked)
     book.hold.set()
     assert all(c.is_ours for c in await asyncio.gather(*calls))
     assert len(book.entered) <= 4
@@ -202,7 +203,7 @@ async def test_a_caller_that_leaves_while_its_claim_is_entered_leaves_none() -> 
     here = once(book)
     gone = asyncio.ensure_future(claim(here, call(key="k")))
     stays = asyncio.ensure_future(claim(here, call(key="other")))
-    await asyncio.sleep(0.01)
+    await eventually(lambda: book.asked)
     gone.cancel()
     with suppress(asyncio.CancelledError):
         await gone
@@ -219,7 +220,8 @@ async def test_notes_are_kept_while_the_book_is_away_and_written_in_their_order(
     await book.enter([new])
     book.away = True
     notes.put(accepted(new))
-    await asyncio.sleep(0.05)
+    asked = book.asked
+    await eventually(lambda: book.asked > asked, what="it was tried")
     assert notes.waiting == 1
     book.away = False
     await eventually(lambda: book.rows[0].accepted)

@@ -21,6 +21,7 @@ class FakeRevoked:
         self.away = False
         self.empty_after: int | None = None
         self.pages = 0
+        self.asked = 0
 
     def empty(self) -> None:
         self.members, self.marks = set(), set()
@@ -52,6 +53,7 @@ class FakeRevoked:
         return True
 
     def _answer(self) -> None:
+        self.asked += 1
         if self.away:
             raise RevokedSetAway("switched off")
 
@@ -91,8 +93,9 @@ async def test_what_the_feed_told_is_put_in_at_once_and_kept_until_it_can_be() -
         kept.told([RevokedKey("c", "new")])
         await eventually(lambda: RevokedKey("c", "new") in fake.members, timeout_s=module.CHECK_EVERY_S / 2)
         fake.away = True
+        asked = fake.asked
         kept.told([RevokedKey("c", "later")])
-        await asyncio.sleep(0.01)
+        await eventually(lambda: fake.asked > asked, what="it was tried")
         fake.away = False
         await eventually(lambda: RevokedKey("c", "later") in fake.members)
     finally:

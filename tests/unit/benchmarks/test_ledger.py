@@ -9,8 +9,9 @@ import pytest
 
 from benchmarks.ledger.events import DUPLICATES, LATE, Generated, differences
 from benchmarks.ledger.kafka_streams import VARIANTS, read_samples
-from benchmarks.ledger.latency import latencies_s, percentiles_ms
+from benchmarks.ledger.latency import latencies_s
 from benchmarks.ledger.pace import Sample, pace
+from benchmarks.percentiles import percentiles_ms
 from schemas.codec import decode
 from schemas.records import UsageRecorded
 from tests.factories import NOON
