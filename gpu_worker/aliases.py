@@ -49,11 +49,6 @@ async def set_alias(connection: Connection, model: str, alias: str, version: str
     return done
 
 
-async def aliases_of(connection: Connection, model: str) -> dict[str, str]:
-    """The versions that a model's aliases mean."""
-    return {row["alias"]: row["version"] for row in await connection.fetch(queries("gpu_worker")["aliases"], model)}
-
-
 def _route(history: History) -> Route:
     if history.held is None:
         raise PublishConflict(f"model '{history.model}' has no route, so no request could reach it; route it first")
