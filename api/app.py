@@ -23,8 +23,8 @@ from api.admission.space import Space
 from api.cancellations import Cancellations
 from api.door.bodies import Bodies
 from api.door.connections import room_for_files
+from api.door.pace import Pace
 from api.door.server import BACKLOG, CLOSE_WITHIN_S, listen, make_runner, open_door
-from api.door.strangers import Strangers
 from api.gate import Gate
 from api.health import Health, tell_counts
 from api.inference import Inference
@@ -50,6 +50,7 @@ from api.services import (
     BODIES,
     CATALOGUE,
     CONNECTIONS,
+    FREE,
     GATE,
     HEALTH,
     INFERENCE,
@@ -85,7 +86,8 @@ def create_app(settings: ApiSettings) -> web.Application:
     """The application of one process; nothing is connected before it is started."""
     app = web.Application(middlewares=[connected, envelope, paced], client_max_size=settings.max_body_bytes)
     app[SETTINGS] = settings
-    app[STRANGERS] = Strangers(per_s=settings.strangers_per_s)
+    app[STRANGERS] = Pace(per_s=settings.strangers_per_s)
+    app[FREE] = Pace(per_s=settings.free_per_s, name="free_calls", what="reads and refused calls with this key")
     app[BODIES] = Bodies(most_bytes=settings.body_bytes)
     app[CATALOGUE] = Catalogue(locked_schemas(), namespace=settings.kafka.namespace)
     app.add_routes(ROUTES)
@@ -184,6 +186,7 @@ async def _services(app: web.Application) -> AsyncIterator[None]:
         counts=(
             check.counts,
             app[STRANGERS].counts,
+            app[FREE].counts,
             app[CONNECTIONS].counts,
             app[BODIES].counts,
             cancellations.counts,
@@ -212,7 +215,7 @@ async def _services(app: web.Application) -> AsyncIterator[None]:
         *(_forever(result_log.look) for _ in range(2)),
         *(_forever(shared.run) for shared in (lookups, status_lookups)),
         _forever(app[CONNECTIONS].sweep),
-        _forever(lambda: tell_counts((app[STRANGERS].counts, app[CONNECTIONS].counts, app[BODIES].counts))),
+        _forever(lambda: tell_counts([app[kind].counts for kind in (STRANGERS, FREE, CONNECTIONS, BODIES)])),
     ]
     tasks = [asyncio.ensure_future(loop) for loop in loops]
     yield

@@ -1,19 +1,22 @@
 """Around every call: its request id and trace context, and errors written in the shape of the surface it came by.
 
-Its connection is told when the call begins and ends, calls of strangers take turns, and what is left of a question when
-it is answered is not read.
+Its connection is told when the call begins and ends, calls that take no tokens take turns, and what is left of a
+question when it is answered is not read.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+from contextlib import suppress
 
 import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from api.door.strangers import Refused, peer_of
+from api.access.key_shape import public_id
+from api.door.connections import MOST_UNWANTED_BYTES
+from api.door.pace import Refused, peer_of
 from api.errors import (
     ApiError,
     BadInput,
@@ -28,7 +31,7 @@ from api.errors import (
     body,
     surface_of,
 )
-from api.services import CONNECTIONS, REQUEST_ID, STRANGERS, TRACEPARENT
+from api.services import CONNECTIONS, FREE, REQUEST_ID, STRANGERS, TOOK_TOKENS, TRACEPARENT
 from api.surfaces.http import drop_body, marks
 from schemas.ids import new_request_id
 
@@ -67,8 +70,8 @@ async def connected(request: web.Request, handler: Handler) -> web.StreamRespons
 
 @web.middleware
 async def paced(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Innermost: let calls that show no good key, or what nobody would take, wait for their turn; those that need no
-    key before they are handled, others before they are told. Raises Refused when there are too many."""
+    """Innermost: let calls that take no tokens wait for their turn, those that need no key before they are handled,
+    others before they are told; by their key if it is good. Raises Refused when there are too many."""
     strangers = request.app[STRANGERS]
     peer = peer_of(request.transport.get_extra_info("peername")) if request.transport is not None else ""
     if request.path in _HEALTH_PATHS:
@@ -81,13 +84,31 @@ async def paced(request: web.Request, handler: Handler) -> web.StreamResponse:
         if (head_bytes := head_size_bytes(request)) > MOST_HEAD_BYTES:
             raise HeadTooLarge(f"the headers come to {head_bytes} bytes, at most {MOST_HEAD_BYTES} are taken")
         response = await handler(request)
-    except (Unauthorized, Unavailable, HeadTooLarge, TooLarge, UnsupportedEncoding) as refusal:
-        # What nobody would take costs its sender no tokens either, and this process the reading of it.
-        if not isinstance(refusal, Unavailable) or refusal.code == "keys_busy":
-            await strangers.turn(peer)
+    except ApiError as refusal:
+        if _is_nobodys(refusal):
+            await strangers.turn(peer, unread_bytes=_unread_bytes(request))
+        elif refusal.status < 500 or refusal.code == "customer_crowded":
+            with suppress(Refused):  # what it is told is why it was refused in the first place
+                await _free_turn(request)
         raise
     strangers.welcome(peer)
+    if not request.get(TOOK_TOKENS, False):
+        # What has been told already, a repetition's outcome, only keeps the next call on its connection waiting.
+        with suppress(*([Refused] if response.prepared else [])):
+            await _free_turn(request)
     return response
+
+
+async def _free_turn(request: web.Request) -> None:
+    await request.app[FREE].turn(public_id(request.headers.get("Authorization")))
+
+
+def _is_nobodys(refusal: ApiError) -> bool:
+    """Whether nobody's key was looked at, or the call is none that anybody would take: it costs its sender no tokens
+    either, and this process the reading of it."""
+    if isinstance(refusal, Unavailable):
+        return refusal.code == "keys_busy"
+    return isinstance(refusal, Unauthorized | HeadTooLarge | TooLarge | UnsupportedEncoding)
 
 
 @web.middleware
@@ -119,6 +140,13 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
 def head_size_bytes(request: web.Request) -> int:
     """What the headers of a call take, as they were sent."""
     return sum(len(name) + len(value) + _HEADER_MARKS for name, value in request.raw_headers)
+
+
+def _unread_bytes(request: web.Request) -> int:
+    """What will be read of a body that nobody wants."""
+    if request.content.is_eof():
+        return 0
+    return min(MOST_UNWANTED_BYTES, MOST_UNWANTED_BYTES if request.content_length is None else request.content_length)
 
 
 def as_api_error(raised: Exception) -> ApiError:

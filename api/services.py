@@ -9,7 +9,7 @@ from aiohttp import web
 from api.admission.deadlines import Queues
 from api.door.bodies import Bodies
 from api.door.connections import Connections
-from api.door.strangers import Strangers
+from api.door.pace import Pace
 from api.gate import Gate
 from api.health import Health
 from api.inference import Inference
@@ -31,7 +31,8 @@ HEALTH = web.AppKey("health", Health)
 VERSIONS = web.AppKey("versions", Versions)
 CATALOGUE = web.AppKey("catalogue", Catalogue)
 TURNS = web.AppKey("turns", Turns)
-STRANGERS = web.AppKey("strangers", Strangers)
+STRANGERS = web.AppKey("strangers", Pace)
+FREE = web.AppKey("free", Pace)
 CONNECTIONS = web.AppKey("connections", Connections)
 BODIES = web.AppKey("bodies", Bodies)
 LEDGER = web.AppKey("ledger", Pool)
@@ -39,3 +40,5 @@ LEDGER = web.AppKey("ledger", Pool)
 REQUEST_ID = web.RequestKey("request_id", UUID)
 #: The caller's W3C trace context, None when it sent no valid one.
 TRACEPARENT: web.RequestKey[str | None] = web.RequestKey("traceparent")
+#: Whether the call took tokens, and so is bounded by its key's own limits.
+TOOK_TOKENS = web.RequestKey("took_tokens", bool)

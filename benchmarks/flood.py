@@ -57,7 +57,8 @@ class Window:
 @click.option("--seconds", default=1.2, show_default=True, help="Length of each window.")
 @click.option("--rate", default=80.0, show_default=True, help="Inferences a second.")
 @click.option("--only", multiple=True, type=click.Choice(list(FLOODS)), help="Only these attacks.")
-def main(rounds: int, seconds: float, rate: float, only: tuple[str, ...]) -> None:
+@click.option("--from-customer", is_flag=True, help="The attackers come from the address of the customer.")
+def main(rounds: int, seconds: float, rate: float, only: tuple[str, ...], from_customer: bool) -> None:
     """Measure p95 of inference quiet and under attack, on a stack of its own."""
     home = Path(tempfile.mkdtemp(prefix="inferlog-flood-"))
     os.environ["INFERLOG_HOME"] = str(home)
@@ -67,7 +68,10 @@ def main(rounds: int, seconds: float, rate: float, only: tuple[str, ...]) -> Non
         digits.build(home / "bundle")
         inferlog("models", "publish", "digits", str(home / "bundle"), "--route")
         key = _customer("flood", 100_000)
-        os.environ["FLOOD_KEY"] = _customer("mallory", 50)
+        # Little: what a customer's calls within its rate cost the others is what it pays for.
+        os.environ["FLOOD_KEY"] = _customer("mallory", 10)
+        if from_customer:
+            os.environ["FLOOD_FROM"] = "127.0.0.1"
         pid = next(s.pid for s in stack.status() if s.name == "api")
         assert pid is not None
         bench = Bench(int(env["INFERLOG_API_PORT"]), key, pid, seconds=seconds, rate=rate)

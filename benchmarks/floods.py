@@ -1,7 +1,7 @@
 """Callers who mean no good, one kind per process: `python -m benchmarks.floods KIND PORT`, told by lines when to begin
 and when to stop; each then prints what it saw as one JSON object.
 
-They run at the lowest priority, since they stand for other machines.
+They run only when nothing else wants to, since they stand for other machines.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from schemas.lockfile import versions_of
 FLOODERS, SLOW, LARGE = 64, 500, 16
 _MIB = 1024 * 1024
 _BODY_BYTES = 4 * _MIB
+#: What one process takes of them from one address: 200 turns, of which each takes five.
+_BOMBS_PER_S = 40
 _SUBJECT = "inference.requests.default.v1-value"
 _INFER = "/v2/models/digits/infer"
-#: The address they come from, which is not the customer's.
-_FROM = "127.0.0.2"
+#: The address they come from, which is not the customer's if nothing else is said.
+_FROM = os.environ.get("FLOOD_FROM", "127.0.0.2")
 Seen = Counter[str]
 
 
@@ -45,6 +47,11 @@ def _fat_schema() -> bytes:
     while len(body := json.dumps({"schema": json.dumps(definition, separators=(",", ":"))})) > 64 * 1024:
         definition["fields"].pop()
     return body.encode()
+
+
+def _small_call() -> bytes:
+    inputs = [{"name": "pixels", "shape": [1, 64], "datatype": "FP32", "data": [0.5] * 64}]
+    return json.dumps({"inputs": inputs}).encode()
 
 
 def _head(*headers: str, path: str = _INFER, key: str = "") -> bytes:
@@ -187,11 +194,15 @@ async def bombs(port: int, key: str, over: asyncio.Event) -> Seen:
 
 
 async def elsewhere(_port: int, key: str, over: asyncio.Event) -> Seen:
-    """The same bombs, sent to a listener that is not the gateway: what the machine feels of any such traffic."""
+    """The same bombs, sent to a listener that is not the gateway and takes as many of them as the gateway does: what the
+    machine feels of any such traffic."""
+    turns = asyncio.Lock()
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, asyncio.IncompleteReadError):
             await reader.readuntil(b"\r\n\r\n")
+            async with turns:
+                await asyncio.sleep(1 / _BOMBS_PER_S)
             writer.write(b"HTTP/1.1 415 No\r\nContent-Length: 0\r\n\r\n")
             await reader.readexactly(len(_bomb()))
         writer.close()
@@ -206,10 +217,14 @@ async def headers(port: int, key: str, over: asyncio.Event) -> Seen:
     return await _calls(port, [many, _head("X: " + "y" * _MIB, key=key)], over)
 
 
+async def over_rate(port: int, key: str, over: asyncio.Event) -> Seen:
+    """Good calls with a good key, each as soon as the last was refused for its customer's rate."""
+    return await _calls(port, [http_request(_INFER, key, _small_call())], over)
+
+
 async def unread(port: int, key: str, over: asyncio.Event) -> Seen:
     """Callers who vanish after their question: they neither read, nor send, nor close."""
-    body = json.dumps({"inputs": [{"name": "pixels", "shape": [1, 64], "datatype": "FP32", "data": [0.5] * 64}]})
-    call, loop, opened = http_request(_INFER, key, body.encode()), asyncio.get_running_loop(), list[socket.socket]()
+    call, loop, opened = http_request(_INFER, key, _small_call()), asyncio.get_running_loop(), list[socket.socket]()
 
     async def one(_number: int) -> None:
         silent = socket.socket()
@@ -258,6 +273,7 @@ FLOODS: dict[str, Callable[[int, str, asyncio.Event], Awaitable[Seen]]] = {
         elsewhere,
         bombs,
         headers,
+        over_rate,
         unread,
         pipelined,
     )
@@ -267,6 +283,8 @@ FLOODS: dict[str, Callable[[int, str, asyncio.Event], Awaitable[Seen]]] = {
 async def _attack(kind: str, port: int, key: str) -> None:
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    if hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     os.nice(19)
     if kind in (bombs.__name__, elsewhere.__name__):
         _bomb()

@@ -65,6 +65,12 @@ def key_id_of(key: str, environment: str) -> str:
     return match[2]
 
 
+def public_id(authorization: str | None) -> str:
+    """The public id of the key in an Authorization header, "" where there is none; nothing is checked."""
+    match = _KEY.search(authorization or "")
+    return match[2] if match is not None else ""
+
+
 def bearer(authorization: str | None) -> str:
     """The key in an Authorization header. Raises Unauthorized when there is none."""
     if authorization is None:

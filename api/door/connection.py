@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, cast
 
-from api.door.strangers import peer_of
+from api.door.pace import peer_of
 
 if TYPE_CHECKING:
     from api.door.connections import Connections
@@ -52,15 +52,13 @@ class Connection(asyncio.BufferedProtocol):
         self._is_paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Let in, or closed at once."""
+        """Let in or not: `Connections` decides."""
         self.transport = cast(asyncio.Transport, transport)
         self.peer = peer_of(transport.get_extra_info("peername"))
         inner = self._door.let_in(self)
-        if inner is None:
-            self.transport.abort()
-            return
-        self._inner = inner
-        inner.connection_made(transport)
+        if inner is not None:
+            self._inner = inner
+            inner.connection_made(transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where to put what comes."""
@@ -112,6 +110,6 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is closed."""
+        self._door.gone(self)
         if self._inner is not None:
-            self._door.gone(self)
             self._inner.connection_lost(exc)

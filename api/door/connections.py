@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 HEAD_WITHIN_S = 10.0
 #: Longer than the usual proxies keep an idle connection, so that they close first and no call meets a closing one.
 IDLE_S = 75.0
+#: How long a connection on which no question can come is left to its caller, unread: who waits for its end cannot come
+#: again at once. Longer than the answer to what cannot be read is held back.
+SPOILT_S = 5.0
 #: An answer must have left this process so long after the caller stopped reading; large ones have their own time.
 UNREAD_S = 30.0
 #: What one connection may send before its head is whole, and while its call is answered, beyond what is read of it: the
@@ -44,8 +47,9 @@ class Connections:
     """At most `most` at once, and half as many of one peer. `serve` makes the protocol that answers on one.
 
     A new one takes the place of the one that has waited longest without a whole question, of the same peer if that has
-    its share; where all are being answered it is closed at once. `barred` says which peers may open none now; `wasted`
-    is told the peer of each that ended before it asked for anything.
+    its share; where all are being answered it is closed at once. `barred` says which peers are not served now; `wasted`
+    is told the peer of each that ended before it asked for anything. One whose head is too large, or is none, is not
+    closed at once but read no further.
     """
 
     def __init__(
@@ -62,6 +66,8 @@ class Connections:
         # In the order of since_s: those that owe a head, those that have asked before and are idle.
         self._owing: dict[Connection, None] = {}
         self._idle: dict[Connection, None] = {}
+        # Of these nothing more is read.
+        self._spoilt: dict[Connection, None] = {}
         self._of: dict[asyncio.BaseTransport, Connection] = {}
         self._peers: Counter[str] = Counter()
         # Those whose caller does not read, and how much each has left to read, in the order in which that began.
@@ -79,13 +85,20 @@ class Connections:
         return len(self._of)
 
     def let_in(self, new: Connection) -> asyncio.Protocol | None:
-        """Count it and return the protocol that answers, or None when there is no place for it."""
-        if self._barred(new.peer) or not self._make_room(new.peer):
+        """Count it and return the protocol that answers. None when it is closed, or kept unread, instead."""
+        if new.transport is None or not self._make_room(new.peer):
             self.counts["connections_refused"] += 1
+            if new.transport is not None:
+                new.transport.abort()
             return None
-        if new.transport is not None:
-            self._of[new.transport] = new
+        self._of[new.transport] = new
         self._peers[new.peer] += 1
+        if self._barred(new.peer):
+            # Closed at once it would come again at once, which costs more than its place.
+            self.counts["connections_refused"] += 1
+            new.has_asked = True
+            self._spoil(new)
+            return None
         self._wait(self._owing, new)
         return self._serve()
 
@@ -96,6 +109,8 @@ class Connections:
 
     def heard(self, connection: Connection, size_bytes: int) -> bool:
         """Bytes came: on an idle one they begin a head. False when they are not to be handed on."""
+        if connection in self._spoilt:
+            return False
         if connection in self._idle:
             del self._idle[connection]
             self._wait(self._owing, connection)
@@ -106,7 +121,10 @@ class Connections:
         # Who holds less than an equal share is not who fills it.
         if is_large or (self._held_bytes > MOST_HELD_BYTES and connection.held_bytes > MOST_HELD_BYTES / len(self)):
             self.counts["heads_large" if is_large else "connections_closed_for_others"] += 1
-            self._close(connection)
+            if is_large:
+                self._spoil(connection)  # and what its protocol holds counts until its end
+            else:
+                self._close(connection)
             return False
         if connection.is_leaving and connection.held_bytes > MOST_UNWANTED_BYTES:
             connection.pause()  # and aiohttp, which has nothing more to drop, does not resume it
@@ -150,6 +168,12 @@ class Connections:
             self._idle.pop(connection, None)
             self._wait(self._owing, connection)  # what still comes does not prolong its time
 
+    def spoilt(self, transport: asyncio.BaseTransport | None) -> None:
+        """What came on it is no question, so that none can follow; it may be told so before it is closed."""
+        connection = self._of.get(transport) if transport is not None else None
+        if connection is not None:
+            self._spoil(connection)
+
     def stuck(self, connection: Connection) -> None:
         """Its caller reads more slowly than it is answered."""
         if connection not in self._unread:
@@ -167,6 +191,7 @@ class Connections:
         """It was closed."""
         self._owing.pop(connection, None)
         self._idle.pop(connection, None)
+        self._spoilt.pop(connection, None)
         self._unread.pop(connection, None)
         self._let_go(connection)
         if connection.transport is not None and self._of.pop(connection.transport, None) is not None:
@@ -179,7 +204,11 @@ class Connections:
     def close_late(self) -> None:
         """Close those that have waited too long."""
         now_s = self._clock()
-        for waiting, within_s, count in ((self._owing, HEAD_WITHIN_S, "heads_late"), (self._idle, IDLE_S, None)):
+        for waiting, within_s, count in (
+            (self._owing, HEAD_WITHIN_S, "heads_late"),
+            (self._idle, IDLE_S, None),
+            (self._spoilt, SPOILT_S, None),
+        ):
             for connection in list(waiting):
                 if now_s - connection.since_s < within_s:
                     break
@@ -203,6 +232,12 @@ class Connections:
         connection.since_s = self._clock()
         waiting[connection] = None
 
+    def _spoil(self, connection: Connection) -> None:
+        self._owing.pop(connection, None)
+        self._idle.pop(connection, None)
+        self._wait(self._spoilt, connection)
+        connection.pause()
+
     def _let_go(self, connection: Connection, size_bytes: int | None = None) -> None:
         held = connection.held_bytes
         size_bytes = held if size_bytes is None else min(size_bytes, held)
@@ -212,7 +247,7 @@ class Connections:
             connection.resume()
 
     def _make_room(self, peer: str) -> bool:
-        waiting = chain(self._owing, self._idle)
+        waiting = chain(self._spoilt, self._owing, self._idle)
         if self._peers[peer] >= self._most_per_peer:
             oldest = next((c for c in waiting if c.peer == peer), None)
         elif len(self._of) >= self._most:

@@ -15,7 +15,8 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from api.door.connections import Connections
-from api.door.strangers import Strangers
+from api.door.handler import Handler
+from api.door.pace import Pace
 
 BACKLOG = 1024
 #: Until a handler that is told to end has ended.
@@ -49,25 +50,31 @@ def make_runner(app: web.Application) -> web.AppRunner:
     logging.getLogger("aiohttp.server").addFilter(_is_ours)
     return web.AppRunner(
         app,
-        access_log=None,
-        auto_decompress=False,  # nothing that is packed is taken: `api.surfaces.http.read_body`
-        read_bufsize=_READ_AHEAD_BYTES,
-        max_headers=_MOST_HEADERS,
         shutdown_timeout=CLOSE_WITHIN_S,
-        lingering_time=_LINGER_S,
         handler_cancellation=True,  # a caller that hangs up stops waiting at once, and its place is free
     )
 
 
 def open_door(
-    runner: web.AppRunner, strangers: Strangers, *, most: int, clock: Callable[[], float] | None = None
+    runner: web.AppRunner, strangers: Pace, *, most: int, clock: Callable[[], float] | None = None
 ) -> Connections:
     """At most so many connections to what the runner runs."""
 
     def serve() -> asyncio.Protocol:
         if runner.server is None:
             raise RuntimeError("a connection came before the application was started")
-        return runner.server()
+        return Handler(
+            runner.server,
+            strangers,
+            connections.spoilt,
+            loop=asyncio.get_running_loop(),
+            access_log=None,
+            auto_decompress=False,  # nothing that is packed is taken: `api.surfaces.http.read_body`
+            read_bufsize=_READ_AHEAD_BYTES,
+            max_headers=_MOST_HEADERS,
+            lingering_time=_LINGER_S,
+        )
 
     known = {} if clock is None else {"clock": clock}
-    return Connections(serve, most=most, barred=strangers.crowding, wasted=strangers.wasted, **known)
+    connections = Connections(serve, most=most, barred=strangers.crowding, wasted=strangers.wasted, **known)
+    return connections

@@ -17,7 +17,7 @@ from api.admission.caller import Caller
 from api.errors import BadInput
 from api.inference import Answer
 from api.once.once import Sameness
-from api.services import INFERENCE, REQUEST_ID
+from api.services import INFERENCE, REQUEST_ID, TOOK_TOKENS
 from api.surfaces.http import drop_body, marks, read_body
 from api.surfaces.pieces import tell_in_pieces
 
@@ -80,7 +80,7 @@ def _patience_s(text: str | None) -> float:
 
 async def tell(request: web.Request, answer: Answer, response: web.Response) -> web.StreamResponse:
     """Hand the answer to the caller's connection; at once, if it matters whether that was done."""
-    request[REQUEST_ID] = answer.request_id
+    _note(request, answer)
     if answer.admission.claim is None:
         return response
     response.headers.update(marks(answer.request_id))
@@ -95,6 +95,11 @@ async def tell(request: web.Request, answer: Answer, response: web.Response) -> 
 
 async def tell_whole(request: web.Request, answer: Answer, pieces: Iterator[bytes]) -> web.StreamResponse:
     """The same for a large answer, in pieces."""
-    request[REQUEST_ID] = answer.request_id
+    _note(request, answer)
     told = partial(request.app[INFERENCE].answered, answer)
     return await tell_in_pieces(request, pieces, headers=answer.headers, told=told)
+
+
+def _note(request: web.Request, answer: Answer) -> None:
+    request[REQUEST_ID] = answer.request_id
+    request[TOOK_TOKENS] = answer.admission.charge is not None

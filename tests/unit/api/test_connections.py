@@ -11,11 +11,19 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from api.door.connections import HEAD_WITHIN_S, IDLE_S, Connection, Connections, room_for_files
-from api.door.strangers import Strangers
+from api.door.connections import (
+    HEAD_WITHIN_S,
+    IDLE_S,
+    MOST_OWED_BYTES,
+    SPOILT_S,
+    Connection,
+    Connections,
+    room_for_files,
+)
+from api.door.pace import Pace
 from api.errors import Unauthorized, Unavailable
 from api.middleware import connected, envelope, paced
-from api.services import CONNECTIONS, STRANGERS
+from api.services import CONNECTIONS, FREE, STRANGERS
 from tests.conditions import eventually
 from tests.fakes import Clock
 
@@ -25,7 +33,16 @@ class Wire(asyncio.Transport):
 
     def __init__(self, peer: str) -> None:
         super().__init__({"peername": (peer, 1)})
-        self.aborted = False
+        self.aborted = self.paused = False
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
 
     def abort(self) -> None:
         self.aborted = True
@@ -143,11 +160,38 @@ def test_who_never_asked_is_told_of() -> None:
     assert wasted == ["0.1.1.1", "2.1.1.1", "7.1.1.1"]
 
 
-def test_a_barred_peer_is_turned_away() -> None:
-    hall = Hall(barred=lambda peer: peer == "6.6.6.6")
-    assert hall.connect("6.6.6.6")[1].aborted
-    assert not hall.connect("1.1.1.1")[1].aborted
+def test_a_barred_peer_is_not_served_but_kept_for_a_while_so_that_it_does_not_come_again_at_once() -> None:
+    wasted: list[str] = []
+    hall = Hall(barred=lambda peer: peer == "6.6.6.6", wasted=wasted.append)
+    barred, wire = hall.connect("6.6.6.6")
+    assert wire.paused
+    assert not hall.connect("1.1.1.1")[1].paused
+    barred.data_received(b"GET")  # nobody hears it
+    assert not hall.late_after(SPOILT_S - 0.1, wire)
+    assert hall.late_after(0.1, wire)
+    assert hall.connections.counts["connections_refused"] == 1
     assert len(hall.connections) == 1
+    assert wasted == []  # it was counted before, or it would never end
+
+
+def test_what_is_no_question_is_read_no_further_and_gives_its_place_to_others_first() -> None:
+    hall = Hall(most=4)
+    _, owing = hall.connect("2.2.2.2")
+    spoilt, wire = hall.connect("1.1.1.1")
+    hall.connections.spoilt(wire)
+    assert wire.paused
+    assert not hall.connections.heard(spoilt, 10)
+    hall.connect("3.3.3.3")
+    hall.connect("4.4.4.4")
+    hall.connect("5.5.5.5")
+    assert (wire.aborted, owing.aborted) == (True, False)
+    large, wire = hall.connect("6.6.6.6")
+    assert not hall.connections.heard(large, MOST_OWED_BYTES + 1)
+    assert wire.paused
+    assert hall.connections.held_bytes == MOST_OWED_BYTES + 1  # its protocol may hold them still
+    assert not hall.late_after(SPOILT_S - 0.1, wire)
+    assert hall.late_after(0.1, wire)
+    assert hall.connections.held_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -231,7 +275,8 @@ async def open_shop(*, per_s: float = 1e6, most: int = 2000) -> AsyncIterator[Sh
             web.get("/busy", busy),
         ]
     )
-    app[STRANGERS] = Strangers(per_s=per_s)
+    app[STRANGERS] = Pace(per_s=per_s)
+    app[FREE] = Pace(per_s=1e6, name="free_calls")
     runner = web.AppRunner(app, access_log=None, lingering_time=0.1, shutdown_timeout=1, handler_cancellation=True)
 
     def serve() -> asyncio.Protocol:
@@ -343,7 +388,7 @@ async def test_strangers_are_answered_at_their_rate_refused_past_it_and_the_keye
 async def test_when_too_many_refusals_are_held_the_next_is_told_at_once_and_hung_up_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("api.door.strangers.MOST_HELD_BY_PEER", 0)
+    monkeypatch.setattr("api.door.pace.MOST_HELD_BY_PEER", 0)
     async with open_shop(per_s=2) as shop:
         first, *calls = [await shop.send(b"GET /registry/x HTTP/1.1\r\nHost: x\r\n\r\n") for _ in range(5)]
         assert (await answer(first[0]))[0] == 200

@@ -14,16 +14,18 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from api.access.key_shape import mint
 from api.door import bodies as bodies_module
 from api.door import connections as module
+from api.door import pace
 from api.door.bodies import Bodies
 from api.door.connection import CHUNK_BYTES, Connection
-from api.door.connections import IDLE_S, MOST_AHEAD_BYTES, MOST_UNWANTED_BYTES, UNREAD_S, Connections
+from api.door.connections import IDLE_S, MOST_AHEAD_BYTES, MOST_UNWANTED_BYTES, SPOILT_S, UNREAD_S, Connections
+from api.door.pace import Pace, Refused
 from api.door.server import make_runner, open_door
-from api.door.strangers import Strangers
-from api.errors import Unauthorized
+from api.errors import ApiError, RateLimited, Unauthorized, Unavailable
 from api.middleware import MOST_HEAD_BYTES, connected, envelope, paced
-from api.services import BODIES, CONNECTIONS, STRANGERS
+from api.services import BODIES, CONNECTIONS, FREE, STRANGERS, TOOK_TOKENS
 from api.surfaces.http import read_body
 from tests.conditions import eventually
 from tests.fakes import Clock
@@ -44,7 +46,8 @@ class House:
         self.app = web.Application(middlewares=[connected, envelope, paced], client_max_size=MOST_BODY)
         for path in ("read", "secret", "slow", "fat"):
             self.app.router.add_route("*", f"/{path}", getattr(self, f"_{path}"))
-        self.app[STRANGERS] = Strangers(per_s=1e6)
+        self.app[STRANGERS] = Pace(per_s=1e6)
+        self.app[FREE] = Pace(per_s=1e6, name="free_calls")
         self.app[BODIES] = Bodies(most_bytes=16 * MIB)
         self._writers: list[asyncio.StreamWriter] = []
 
@@ -91,8 +94,8 @@ class House:
 
 
 @asynccontextmanager
-async def open_house() -> AsyncIterator[House]:
-    house = House()
+async def open_house(house: House | None = None) -> AsyncIterator[House]:
+    house = house or House()
     runner = make_runner(house.app)
     house.app[CONNECTIONS] = open_door(runner, house.app[STRANGERS], most=2000, clock=house.clock)
     await runner.setup()
@@ -245,12 +248,19 @@ async def test_floods_of_headers_are_refused_and_closed(headers: list[str]) -> N
     async with open_house() as house:
         reader, _ = await house.send(head("/read", *headers, method="GET"))
         said = b""
+        is_large = len(headers) == 90
+        if is_large:  # nobody answers it, and it is closed when it has been unread for its time
+            await eventually(lambda: house.connections.counts["heads_large"] == 1)
+            house.connections.close_late()
+            assert len(house.connections) == 1
+            house.clock.now_s += SPOILT_S
+            house.connections.close_late()
         with suppress(ConnectionError):
             said = await asyncio.wait_for(reader.read(20), 30)
             await closed(reader)
         assert said[9:12] in (b"400", b"431", b"")
         # None of them is put together: aiohttp would take 100 headers of 8 KB.
-        assert house.connections.counts["heads_large"] == int(len(headers) == 90)
+        assert house.connections.counts["heads_large"] == int(is_large)
         assert house.read == []
         await eventually(lambda: len(house.connections) == 0)
         reader, _ = await house.send(head("/read", f"X: {'y' * 5000}", method="GET"))
@@ -361,9 +371,82 @@ async def test_who_sends_what_nobody_takes_waits_like_a_stranger() -> None:
             head("/read", "Content-Encoding: gzip"),
             head("/read", f"Content-Length: {2**30}"),
             head("/read", *[f"X-{n}: {'y' * 1000}" for n in range(40)]),
+            head("/read", *[f"X-{n}: y" for n in range(1000)]),
+            head("/read", "X: " + "y" * 20_000),
+            b"\x16\x03\x01\x00junk\r\n\r\n",
         ]
-        for wanted, ask in zip((415, 413, 431), asks, strict=True):
+        for wanted, ask in zip((415, 413, 431, 400, 400, 400), asks, strict=True):
+            before = house.app[STRANGERS].counts["strangers_waited"]
             for _ in range(4):
                 reader, _ = await house.send(ask)
                 assert await status(reader) == wanted
-        assert house.app[STRANGERS].counts["strangers_waited"] >= 8
+            assert house.app[STRANGERS].counts["strangers_waited"] >= before + 2
+
+
+async def test_the_reading_of_bodies_that_nobody_wants_takes_turns_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    async with open_house() as house:
+
+        async def turn(_peer: str, *, unread_bytes: int = 0) -> None:
+            asked.append(unread_bytes)
+
+        monkeypatch.setattr(house.app[STRANGERS], "turn", turn)
+        for length in (f"Content-Length: {2**30}", "Transfer-Encoding: chunked", "Content-Length: 100000", "X: y"):
+            reader, _ = await house.send(head("/read", "Content-Encoding: gzip", length))
+            assert await status(reader) == 415
+    assert asked == [MOST_UNWANTED_BYTES, MOST_UNWANTED_BYTES, 100_000, 0]
+
+
+async def test_what_is_no_http_is_refused_like_any_call_when_there_is_too_much_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pace, "HELD_S", 0.0)
+    async with open_house() as house:
+        house.app[STRANGERS]._per_peer_s = 1
+        readers = [(await house.send(b"junk\r\n\r\n"))[0] for _ in range(10)]
+        said = sorted([await status(reader) for reader in readers])
+        assert 429 in said
+        assert said[0] == 400
+        for reader in readers:
+            await closed(reader)
+
+
+@pytest.mark.parametrize("outcome", ["read", "over_rate", "crowded", "told", "paid", "broken", "overloaded"])
+async def test_calls_with_a_good_key_that_take_no_tokens_wait_for_their_turn_and_others_do_not(
+    outcome: str,
+) -> None:
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if outcome == "over_rate":
+            raise RateLimited("too early")
+        if outcome == "crowded":
+            raise Unavailable("yours", code="customer_crowded")
+        if outcome == "overloaded":
+            raise Unavailable("everybody's", code="overloaded")
+        if outcome == "broken":
+            raise ApiError("broken")
+        request[TOOK_TOKENS] = outcome == "paid"
+        response = web.json_response({})
+        if outcome == "told":
+            await response.prepare(request)
+            await response.write_eof()
+        return response
+
+    house = House()
+    house.app.router.add_get("/call", answer)
+
+    async def turn(who: str) -> None:
+        asked.append(who)
+        if outcome in ("over_rate", "told"):  # neither changes what the caller hears
+            raise Refused("calls", hang_up=False)
+
+    house.app[FREE].turn = turn  # type: ignore[assignment, method-assign]
+    async with open_house(house):
+        secret = mint("test").secret
+        key_id = secret.split("_")[2]
+        for _ in range(2):
+            reader, _ = await house.send(head("/call", f"Authorization: Bearer {secret}", method="GET"))
+            wanted = {"over_rate": 429, "crowded": 503, "overloaded": 503, "broken": 500}.get(outcome, 200)
+            assert await status(reader) == wanted
+        assert asked == ([] if outcome in ("paid", "broken", "overloaded") else [key_id] * 2)

@@ -1,4 +1,5 @@
-"""Callers who show no key share a bounded part of this process: so many answers a second, half of them for one peer.
+"""Calls that take nothing from a limit share a bounded part of this process: so many answers a second, half of them for
+one peer. There is one pace for callers who show no key, by their address, and one for those who do, by their key.
 
 A call over the rate waits for its turn; one that would wait too long is refused, and its refusal is held back, so that
 whoever sends the next call as soon as the last is answered slows down to what there is.
@@ -21,6 +22,8 @@ PATIENCE_S = 2.0
 #: How long a refusal is held back, and how many are at once: by one peer, and in all.
 HELD_S = 1.0
 MOST_HELD_BY_PEER, MOST_HELD = 256, 1024
+#: Reading and dropping so many bytes costs this process about what answering a call does.
+BYTES_PER_TURN = 256 * 1024
 #: What may be answered without a wait after a pause, as seconds of the rate.
 _BURST_S = 0.05
 #: So long after a call with a good key the peer counts as one that has customers behind it.
@@ -30,11 +33,11 @@ _SWEEP_S = 1.0
 
 
 class Refused(RateLimited):
-    """A call without a key that came too early. With `hang_up` its connection is closed after the answer."""
+    """A call that came too early. With `hang_up` its connection is closed after the answer."""
 
-    def __init__(self, *, hang_up: bool) -> None:
+    def __init__(self, what: str, *, hang_up: bool) -> None:
         super().__init__(
-            "too many calls without a key; come back after the seconds of Retry-After, and keep what was answered",
+            f"too many {what}; come back after the seconds of Retry-After, and keep what was answered",
             headers=retry_after(HELD_S),
         )
         self.hang_up = hang_up
@@ -50,9 +53,9 @@ class Bucket:
         """How long a call that comes now would wait."""
         return max(0.0, self.next_s - _BURST_S - now_s)
 
-    def take(self, now_s: float, per_s: float) -> None:
-        """Count one call."""
-        self.next_s = max(self.next_s, now_s) + 1 / per_s
+    def take(self, now_s: float, per_s: float, turns: float = 1.0) -> None:
+        """Count one call, which takes so many turns."""
+        self.next_s = max(self.next_s, now_s) + turns / per_s
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,70 +69,80 @@ class _Peer:
         return self.held == 0 and max(self.calls.next_s, self.health.next_s, self.welcome_until_s) < now_s
 
 
-class Strangers:
-    """`per_s` answers a second to callers without a key, half of them for one peer; `clock` is in seconds.
+class Pace:
+    """`per_s` answers a second, half of them for one peer; `clock` is in seconds, `what` the calls, in words.
 
-    `counts` holds how many calls waited and how many were refused, by name, since the start.
+    `counts` holds how many calls waited and how many were refused, as `<name>_waited` and so on, since the start.
     """
 
     def __init__(
         self,
         *,
         per_s: float,
+        name: str = "strangers",
+        what: str = "calls without a key",
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
         later: Callable[[float, Callable[[], None]], Any] | None = None,
     ) -> None:
         self._per_s, self._per_peer_s = per_s, per_s / 2
+        self._what = what
         self._clock, self._sleep, self._later = clock, sleep, later
         self._all = Bucket()
         self._peers: dict[str, _Peer] = {}
         self._held = 0
         self._swept_s = float("-inf")
-        self.counts: Counter[str] = Counter(strangers_waited=0, strangers_refused=0)
+        self._waited, self._refused = f"{name}_waited", f"{name}_refused"
+        self.counts: Counter[str] = Counter({self._waited: 0, self._refused: 0})
 
-    async def turn(self, peer: str, *, health: bool = False) -> None:
+    async def turn(self, peer: str, *, health: bool = False, unread_bytes: int = 0) -> None:
         """Wait for a turn, twice PATIENCE_S at most. Raises Refused instead, after HELD_S or at once.
 
-        Asking for this process's health counts for the peer alone: nobody else may keep a supervisor from its answer.
+        Where so many bytes of the call are still to be read, and dropped, it takes further turns: one for each
+        BYTES_PER_TURN. Asking for this process's health counts for the peer alone: nobody else may keep a supervisor
+        from its answer.
         """
         known = self._peer(peer)
-        await self._wait(known.health if health else known.calls, self._per_peer_s, known)
+        turns = 1 + unread_bytes / BYTES_PER_TURN
+        await self._wait(known.health if health else known.calls, self._per_peer_s, known, turns)
         if not health:
             # Only now: what a peer has to wait for among its own is not taken from the others meanwhile.
-            await self._wait(self._all, self._per_s, known)
+            await self._wait(self._all, self._per_s, known, turns)
 
     def welcome(self, peer: str) -> None:
         """A call with a good key came from there: it may be a proxy, and its connections are let in."""
         self._peer(peer).welcome_until_s = self._clock() + _WELCOME_S
 
     def crowding(self, peer: str) -> bool:
-        """Whether so many refusals are held for a peer that it should open no more connections."""
+        """Whether so many refusals are held for a peer that it should open no more connections: four times as many for
+        one that has customers behind it."""
         known = self._peers.get(peer)
-        return known is not None and known.held >= MOST_HELD_BY_PEER and known.welcome_until_s < self._clock()
+        if known is None or known.held < MOST_HELD_BY_PEER:
+            return False
+        return known.held >= MOST_HELD or known.welcome_until_s < self._clock()
 
     def wasted(self, peer: str) -> None:
         """A connection from there has ended without ever asking for anything; it counts as a refusal that is held."""
         if not self.crowding(peer):
             self._hold(self._peer(peer))
 
-    async def _wait(self, bucket: Bucket, per_s: float, peer: _Peer) -> None:
+    async def _wait(self, bucket: Bucket, per_s: float, peer: _Peer, turns: float) -> None:
         now_s = self._clock()
         wait_s = bucket.wait_s(now_s)
         if wait_s > PATIENCE_S:
             await self._refuse(peer)
-        bucket.take(now_s, per_s)
+        bucket.take(now_s, per_s, turns)
         if wait_s > 0:
-            self.counts["strangers_waited"] += 1
+            self.counts[self._waited] += 1
             await self._sleep(wait_s)
 
     async def _refuse(self, peer: _Peer) -> None:
-        self.counts["strangers_refused"] += 1
+        self.counts[self._refused] += 1
         if peer.held >= MOST_HELD_BY_PEER or self._held >= MOST_HELD:
-            raise Refused(hang_up=True)
+            raise Refused(self._what, hang_up=True)
         self._hold(peer)
         await self._sleep(HELD_S)
-        raise Refused(hang_up=False)
+        raise Refused(self._what, hang_up=False)
 
     def _hold(self, peer: _Peer) -> None:
         peer.held += 1

@@ -8,7 +8,17 @@ from collections.abc import Callable
 
 import pytest
 
-from api.door.strangers import HELD_S, MOST_HELD, MOST_HELD_BY_PEER, PATIENCE_S, Refused, Strangers, peer_of
+from api.door.pace import (
+    _BURST_S,
+    BYTES_PER_TURN,
+    HELD_S,
+    MOST_HELD,
+    MOST_HELD_BY_PEER,
+    PATIENCE_S,
+    Pace,
+    Refused,
+    peer_of,
+)
 from api.errors import Surface, body
 from tests.fakes import Clock
 from tests.unit.api.test_errors import ID
@@ -20,7 +30,7 @@ class World:
     def __init__(self, per_s: float) -> None:
         self.clock = Clock()
         self._due: list[tuple[float, Callable[[], None]]] = []
-        self.strangers = Strangers(per_s=per_s, clock=self.clock, sleep=self._sleep, later=self._later)
+        self.strangers = Pace(per_s=per_s, clock=self.clock, sleep=self._sleep, later=self._later)
         self.waits_s: list[float] = []
 
     async def _sleep(self, seconds: float) -> None:
@@ -77,6 +87,15 @@ async def test_calls_over_the_rate_wait_for_their_turn_and_go_on_in_order() -> N
     assert answered[-1] == 11
     # Ten a second for one peer: two in the first tenth, one more with each.
     assert answered[:4] == [1, 2, 3, 4]
+
+
+async def test_what_is_still_to_be_read_of_a_call_takes_turns_too() -> None:
+    world = World(per_s=20)
+    await world.strangers.turn("a", unread_bytes=4 * BYTES_PER_TURN)
+    following = await world.call("a")
+    assert world.waits_s == [pytest.approx(5 / 10 - _BURST_S)]
+    await world.pass_s(0.5)
+    assert await done([following]) == 1
 
 
 async def test_one_peer_gets_half_and_the_others_do_not_wait_for_it() -> None:
@@ -164,6 +183,12 @@ async def test_a_peer_with_customers_behind_it_does_not_crowd() -> None:
     assert not world.strangers.crowding("proxy")
     for call in calls:
         call.cancel()
+    # Not without a bound either: they could be one customer's who means no good.
+    for _ in range(MOST_HELD):
+        world.strangers.wasted("proxy")
+    assert world.strangers.crowding("proxy")
+    await world.pass_s(HELD_S)
+    assert not world.strangers.crowding("proxy")
 
 
 async def test_held_refusals_are_bounded_over_all_peers() -> None:

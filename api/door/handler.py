@@ -1,0 +1,55 @@
+"""aiohttp's protocol of one connection, with one difference: what is no HTTP waits for a turn, as calls with no key do.
+
+aiohttp answers it at once and before any middleware hears of it, so that whoever sends the next such head as soon as
+the last was refused takes all of a process for reading them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+
+from api.door.pace import Pace, Refused, peer_of
+
+
+class Handler(web.RequestHandler):
+    """`spoilt` is told the transport of a connection on which no further question can come."""
+
+    __slots__ = ("_spoilt", "_strangers")
+
+    def __init__(self, server: web.Server, strangers: Pace, spoilt: Callable[[Any], None], **options: Any) -> None:
+        super().__init__(server, **options)
+        self._strangers, self._spoilt = strangers, spoilt
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """The answer to what cannot be read. One to a bug outside of all middlewares is aiohttp's own."""
+        told = super().handle_error(request, status, exc, message)
+        if status != 400:
+            return told
+        self._spoilt(request.transport)
+        peer = peer_of(request.transport.get_extra_info("peername")) if request.transport is not None else ""
+        return _Unreadable(lambda: self._strangers.turn(peer), text=message, status=status)
+
+
+class _Unreadable(web.Response):
+    """A 400 that waits for its turn before it is sent, or becomes a 429; its connection is closed after it."""
+
+    def __init__(self, turn: Callable[[], Any], **options: Any) -> None:
+        super().__init__(**options)
+        self._turn = turn
+        self.force_close()
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        """Called once, by aiohttp, before the first byte is sent."""
+        try:
+            await self._turn()
+        except Refused as refused:
+            self.set_status(refused.status)
+            self.text = refused.message
+            self.headers.update(refused.headers)
+        return await super().prepare(request)
