@@ -16,7 +16,7 @@ from aiohttp.typedefs import Handler
 
 from api.access.key_shape import public_id
 from api.door.connections import MOST_UNWANTED_BYTES
-from api.door.pace import Refused, peer_of
+from api.door.pace import TURNS_JUDGED, Refused, peer_of
 from api.errors import (
     ApiError,
     BadInput,
@@ -43,6 +43,8 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-
 
 #: What a call's headers may come to; the usual ones are below 1 KiB.
 MOST_HEAD_BYTES = 32 * 1024
+#: Reading and dropping so many bytes costs this process about what answering a call does.
+_BYTES_PER_TURN = 256 * 1024
 #: Colon, space and line end.
 _HEADER_MARKS = 4
 
@@ -86,10 +88,10 @@ async def paced(request: web.Request, handler: Handler) -> web.StreamResponse:
         response = await handler(request)
     except ApiError as refusal:
         if _is_nobodys(refusal):
-            await strangers.turn(peer, unread_bytes=_unread_bytes(request))
+            await strangers.turn(peer, turns=1 + _unread_bytes(request) / _BYTES_PER_TURN)
         elif refusal.status < 500 or refusal.code == "customer_crowded":
             with suppress(Refused):  # what it is told is why it was refused in the first place
-                await _free_turn(request)
+                await _free_turn(request, TURNS_JUDGED)
         raise
     strangers.welcome(peer)
     if not request.get(TOOK_TOKENS, False):
@@ -99,8 +101,8 @@ async def paced(request: web.Request, handler: Handler) -> web.StreamResponse:
     return response
 
 
-async def _free_turn(request: web.Request) -> None:
-    await request.app[FREE].turn(public_id(request.headers.get("Authorization")))
+async def _free_turn(request: web.Request, turns: float = 1.0) -> None:
+    await request.app[FREE].turn(public_id(request.headers.get("Authorization")), turns=turns)
 
 
 def _is_nobodys(refusal: ApiError) -> bool:

@@ -194,8 +194,7 @@ async def bombs(port: int, key: str, over: asyncio.Event) -> Seen:
 
 
 async def elsewhere(_port: int, key: str, over: asyncio.Event) -> Seen:
-    """The same bombs, sent to a listener that is not the gateway and takes as many of them as the gateway does: what the
-    machine feels of any such traffic."""
+    """The same bombs, sent to a listener that is not the gateway and takes as many: what the machine feels of it."""
     turns = asyncio.Lock()
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
-from api.door.pace import Pace, Refused, peer_of
+from api.door.pace import TURNS_JUDGED, Pace, Refused, peer_of
 
 
 class Handler(web.RequestHandler):
@@ -33,7 +33,7 @@ class Handler(web.RequestHandler):
             return told
         self._spoilt(request.transport)
         peer = peer_of(request.transport.get_extra_info("peername")) if request.transport is not None else ""
-        return _Unreadable(lambda: self._strangers.turn(peer), text=message, status=status)
+        return _Unreadable(lambda: self._strangers.turn(peer, turns=TURNS_JUDGED), text=message, status=status)
 
 
 class _Unreadable(web.Response):

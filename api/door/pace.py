@@ -22,8 +22,8 @@ PATIENCE_S = 2.0
 #: How long a refusal is held back, and how many are at once: by one peer, and in all.
 HELD_S = 1.0
 MOST_HELD_BY_PEER, MOST_HELD = 256, 1024
-#: Reading and dropping so many bytes costs this process about what answering a call does.
-BYTES_PER_TURN = 256 * 1024
+#: Turns of a call that was read and judged before it was refused: it cost this process as much as two that were not.
+TURNS_JUDGED = 2.0
 #: What may be answered without a wait after a pause, as seconds of the rate.
 _BURST_S = 0.05
 #: So long after a call with a good key the peer counts as one that has customers behind it.
@@ -95,15 +95,13 @@ class Pace:
         self._waited, self._refused = f"{name}_waited", f"{name}_refused"
         self.counts: Counter[str] = Counter({self._waited: 0, self._refused: 0})
 
-    async def turn(self, peer: str, *, health: bool = False, unread_bytes: int = 0) -> None:
+    async def turn(self, peer: str, *, health: bool = False, turns: float = 1.0) -> None:
         """Wait for a turn, twice PATIENCE_S at most. Raises Refused instead, after HELD_S or at once.
 
-        Where so many bytes of the call are still to be read, and dropped, it takes further turns: one for each
-        BYTES_PER_TURN. Asking for this process's health counts for the peer alone: nobody else may keep a supervisor
-        from its answer.
+        A call that costs more than most takes more `turns`, for which the next ones wait. Asking for this process's
+        health counts for the peer alone: nobody else may keep a supervisor from its answer.
         """
         known = self._peer(peer)
-        turns = 1 + unread_bytes / BYTES_PER_TURN
         await self._wait(known.health if health else known.calls, self._per_peer_s, known, turns)
         if not health:
             # Only now: what a peer has to wait for among its own is not taken from the others meanwhile.

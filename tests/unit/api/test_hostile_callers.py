@@ -384,17 +384,17 @@ async def test_who_sends_what_nobody_takes_waits_like_a_stranger() -> None:
 
 
 async def test_the_reading_of_bodies_that_nobody_wants_takes_turns_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+    asked: list[float] = []
     async with open_house() as house:
 
-        async def turn(_peer: str, *, unread_bytes: int = 0) -> None:
-            asked.append(unread_bytes)
+        async def turn(_peer: str, *, turns: float = 1) -> None:
+            asked.append(turns)
 
         monkeypatch.setattr(house.app[STRANGERS], "turn", turn)
         for length in (f"Content-Length: {2**30}", "Transfer-Encoding: chunked", "Content-Length: 100000", "X: y"):
             reader, _ = await house.send(head("/read", "Content-Encoding: gzip", length))
             assert await status(reader) == 415
-    assert asked == [MOST_UNWANTED_BYTES, MOST_UNWANTED_BYTES, 100_000, 0]
+    assert asked == [5, 5, pytest.approx(1 + 100_000 / (256 * 1024)), 1]
 
 
 async def test_what_is_no_http_is_refused_like_any_call_when_there_is_too_much_of_it(
@@ -415,7 +415,7 @@ async def test_what_is_no_http_is_refused_like_any_call_when_there_is_too_much_o
 async def test_calls_with_a_good_key_that_take_no_tokens_wait_for_their_turn_and_others_do_not(
     outcome: str,
 ) -> None:
-    asked: list[str] = []
+    asked: list[tuple[str, float]] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if outcome == "over_rate":
@@ -436,8 +436,8 @@ async def test_calls_with_a_good_key_that_take_no_tokens_wait_for_their_turn_and
     house = House()
     house.app.router.add_get("/call", answer)
 
-    async def turn(who: str) -> None:
-        asked.append(who)
+    async def turn(who: str, *, turns: float) -> None:
+        asked.append((who, turns))
         if outcome in ("over_rate", "told"):  # neither changes what the caller hears
             raise Refused("calls", hang_up=False)
 
@@ -449,4 +449,5 @@ async def test_calls_with_a_good_key_that_take_no_tokens_wait_for_their_turn_and
             reader, _ = await house.send(head("/call", f"Authorization: Bearer {secret}", method="GET"))
             wanted = {"over_rate": 429, "crowded": 503, "overloaded": 503, "broken": 500}.get(outcome, 200)
             assert await status(reader) == wanted
-        assert asked == ([] if outcome in ("paid", "broken", "overloaded") else [key_id] * 2)
+        turns = 2 if outcome in ("over_rate", "crowded") else 1
+        assert asked == ([] if outcome in ("paid", "broken", "overloaded") else [(key_id, turns)] * 2)

@@ -10,7 +10,6 @@ import pytest
 
 from api.door.pace import (
     _BURST_S,
-    BYTES_PER_TURN,
     HELD_S,
     MOST_HELD,
     MOST_HELD_BY_PEER,
@@ -89,9 +88,9 @@ async def test_calls_over_the_rate_wait_for_their_turn_and_go_on_in_order() -> N
     assert answered[:4] == [1, 2, 3, 4]
 
 
-async def test_what_is_still_to_be_read_of_a_call_takes_turns_too() -> None:
+async def test_a_call_that_costs_more_takes_more_turns_and_the_next_waits_for_them() -> None:
     world = World(per_s=20)
-    await world.strangers.turn("a", unread_bytes=4 * BYTES_PER_TURN)
+    await world.strangers.turn("a", turns=5)
     following = await world.call("a")
     assert world.waits_s == [pytest.approx(5 / 10 - _BURST_S)]
     await world.pass_s(0.5)
