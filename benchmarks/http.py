@@ -32,6 +32,8 @@ from infra.local.stack import Stack
 from infra.postgres import connect
 from infra.settings import operator_settings
 
+#: So much that no limit refuses.
+_PER_S, _BURST = 1_000_000, 100_000
 PARTS = ("api", "worker", "streams", "kafka", "valkey", "postgres", "s3")
 
 
@@ -87,9 +89,24 @@ async def _make_customers(customers: int) -> dict[str, str]:
     try:
         for number in range(customers):
             customer_id, key = f"cust_bench{number:04d}", mint(settings.environment)
-            rates = {"requests_per_s": 1_000_000, "burst": 100_000}
-            await create_customer(connection, customer_id=customer_id, name=f"bench {number}", by=by, **rates)
-            await create_key(connection, key, customer_id=customer_id, label="bench", lifetime=None, by=by, **rates)
+            await create_customer(
+                connection,
+                customer_id=customer_id,
+                name=f"bench {number}",
+                requests_per_s=_PER_S,
+                burst=_BURST,
+                by=by,
+            )
+            await create_key(
+                connection,
+                key,
+                customer_id=customer_id,
+                label="bench",
+                requests_per_s=_PER_S,
+                burst=_BURST,
+                lifetime=None,
+                by=by,
+            )
             keys[customer_id] = key.secret
     finally:
         await connection.close()

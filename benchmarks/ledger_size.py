@@ -145,9 +145,9 @@ async def _phase(sides: Mapping[str, Contender], ready: Iterator[list[RawRecord]
     return {name: side.figures() for name, side in sides.items()}
 
 
-def _ratio(figures: Mapping[str, object], name: str) -> float:
+def _ratio(figures: Mapping[str, Any], name: str) -> float:
     full, empty = figures["full"], figures["empty"]
-    return round(full[name] / empty[name], 3)  # type: ignore[index]
+    return round(float(full[name] / empty[name]), 3)
 
 
 async def _fill(env: Mapping[str, str], rows: int, now: datetime) -> tuple[float, dict[str, int]]:

@@ -20,6 +20,7 @@ from api.routing.versions import Versions
 from infra.lag import Queue
 from schemas.ids import new_request_id
 from schemas.keys import RedisKeys
+from tests.claims import MemoryBook
 from tests.conditions import eventually
 from tests.factories import floats
 from tests.fakes import FakeKeys, FakeRegistry, FakeScript, manifest, registered, routed
@@ -157,6 +158,28 @@ async def test_a_long_queue_is_shed_before_tokens_are_taken() -> None:
     await world.queue(waiting=11)
     assert (await refusal(world)).status == 503
     assert world.script.batches == []
+
+
+@pytest.mark.parametrize("refused_by", ["limiter", "queue"])
+async def test_a_refused_call_lets_its_repetition_be_the_first(refused_by: str) -> None:
+    world = World()
+    world.once = Once(MemoryBook(), horizon_s=3600.0)
+    world.said = {"key": "k", "retry": None, "digest": b"d" * 32}
+    if refused_by == "queue":
+        await world.queue(waiting=11)
+    else:
+        over_the_rate(world)
+    refused_id, later_id = new_request_id(), new_request_id()
+    with pytest.raises(ApiError):
+        async with (await world.gate()).admitted(world, refused_id):
+            pass
+    await world.once._notes.write()
+    await world.queue(waiting=0)
+    world.script = FakeScript()
+    async with (await world.gate()).admitted(world, later_id) as admission:
+        assert admission.claim is not None
+        # Not the refused call's, taken over after a long wait: that one was never begun.
+        assert (admission.claim.is_taken_over, admission.decisions.request_id) == (False, later_id)
 
 
 async def test_a_call_counts_in_its_queue_from_its_admission_to_its_end_and_a_refused_one_never() -> None:
