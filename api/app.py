@@ -87,7 +87,8 @@ def create_app(settings: ApiSettings) -> web.Application:
     app = web.Application(middlewares=[connected, envelope, paced], client_max_size=settings.max_body_bytes)
     app[SETTINGS] = settings
     app[STRANGERS] = Pace(per_s=settings.strangers_per_s)
-    app[FREE] = Pace(per_s=settings.free_per_s, name="free_calls", what="reads and refused calls with this key")
+    what = "reads and refused calls with this key"
+    app[FREE] = Pace(per_s=settings.free_per_s, share=0.25, name="free_calls", what=what)
     app[BODIES] = Bodies(most_bytes=settings.body_bytes)
     app[CATALOGUE] = Catalogue(locked_schemas(), namespace=settings.kafka.namespace)
     app.add_routes(ROUTES)

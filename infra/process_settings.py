@@ -35,7 +35,7 @@ class ApiSettings:
     claim_check_bytes: int
     max_connections: int
     strangers_per_s: int
-    free_per_s: int = 400
+    free_per_s: int = 800
     result_ttl_s: int = 3600
     spend_view_s: float = 30.0
     replicas: int = 4

@@ -116,7 +116,7 @@ def api_settings(env: Mapping[str, str] | None = None) -> ApiSettings:
         claim_check_bytes=_claim_check_bytes(r),
         max_connections=r.integer("INFERLOG_MAX_CONNECTIONS", 4096, low=16, high=1_000_000),
         strangers_per_s=r.integer("INFERLOG_STRANGERS_PER_S", 400, low=2, high=1_000_000),
-        free_per_s=r.integer("INFERLOG_FREE_PER_S", 400, low=2, high=1_000_000),
+        free_per_s=r.integer("INFERLOG_FREE_PER_S", 800, low=4, high=1_000_000),
         idempotency_hours=r.integer("INFERLOG_IDEMPOTENCY_HOURS", 24, low=1, high=720),
         max_in_flight_per_customer=r.integer(
             "INFERLOG_MAX_IN_FLIGHT_PER_CUSTOMER", max(1, max_in_flight // 4), low=1, high=100_000

@@ -1,5 +1,5 @@
-"""Calls that take nothing from a limit share a bounded part of this process: so many answers a second, half of them for
-one peer. There is one pace for callers who show no key, by their address, and one for those who do, by their key.
+"""Calls that take nothing from a limit share a bounded part of this process: so many answers a second, a share of them
+for one peer. There is one pace for callers who show no key, by their address, and one for those who do, by their key.
 
 A call over the rate waits for its turn; one that would wait too long is refused, and its refusal is held back, so that
 whoever sends the next call as soon as the last is answered slows down to what there is.
@@ -70,7 +70,7 @@ class _Peer:
 
 
 class Pace:
-    """`per_s` answers a second, half of them for one peer; `clock` is in seconds, `what` the calls, in words.
+    """`per_s` answers a second, `share` of them for one peer; `clock` is in seconds, `what` the calls, in words.
 
     `counts` holds how many calls waited and how many were refused, as `<name>_waited` and so on, since the start.
     """
@@ -79,13 +79,14 @@ class Pace:
         self,
         *,
         per_s: float,
+        share: float = 0.5,
         name: str = "strangers",
         what: str = "calls without a key",
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
         later: Callable[[float, Callable[[], None]], Any] | None = None,
     ) -> None:
-        self._per_s, self._per_peer_s = per_s, per_s / 2
+        self._per_s, self._per_peer_s = per_s, per_s * share
         self._what = what
         self._clock, self._sleep, self._later = clock, sleep, later
         self._all = Bucket()
