@@ -65,11 +65,11 @@ lock: $(READY) ## Resolve the newest allowed versions into constraints.txt
 
 ##@ Measure
 .PHONY: bench-http
-bench-http: $(READY) ## Closed and open loop over HTTP, everything on this machine (about 3 min)
+bench-http: $(READY) ## Closed and open loop over HTTP, everything on this machine (about 4 min)
 	@$(PY) -m benchmarks.http
 
 .PHONY: bench-flood
-bench-flood: $(READY) ## p95 of inference quiet and under ten kinds of hostile callers, and the memory these take (about 4 min)
+bench-flood: $(READY) ## p95 of inference quiet and under eleven kinds of hostile callers, and the memory these take (about 4 min)
 	@$(PY) -m benchmarks.flood
 
 .PHONY: bench-route-follow

@@ -1,7 +1,8 @@
 """`make bench-http`: digits over HTTP with every server, process and the load generator on this machine.
 
-Closed loop at 1, 16 and 64 clients, then an open loop at 300 requests a second over 400 customers. The last line is
-one JSON object. Exits 1 when a promise is broken (a lost or doubly billed request, a wrong answer), never for slowness.
+Closed loop at 1, 16 and 64 clients, then an open loop at 300 requests a second over 400 customers, and the same with
+an Idempotency-Key of its own on each. The last line is one JSON object. Exits 1 when a promise is broken (a lost or
+doubly billed request, a wrong answer), never for slowness.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import click
 import uvloop
@@ -151,19 +154,29 @@ async def _measure(
     for clients in (1, 16, 64):
         work = closed_loop("127.0.0.1", port, requests, clients=clients, seconds=seconds)
         await counted(f"{clients} clients", work)
-    work = open_loop("127.0.0.1", port, requests, rate=rate, seconds=open_seconds, connections=128, seed=seed)
-    await counted("open", work)
+    arrivals = partial(
+        open_loop, "127.0.0.1", port, requests, rate=rate, seconds=open_seconds, connections=128, seed=seed
+    )
+    await counted("open", arrivals())
+    await counted("keyed", arrivals(made=_with_a_key_of_its_own))
     memory = memory_mb(pids)
     memory["total"] = round(sum(memory.values()), 1)
     figures = {
         "closed": {n: runs[f"{n} clients"].figures() for n in ("1", "16", "64")},
-        "open": {**runs["open"].figures(), "offered_per_s": rate, "statuses": dict(runs["open"].statuses)},
+        **{
+            name: {**runs[name].figures(), "offered_per_s": rate, "statuses": dict(runs[name].statuses)}
+            for name in ("open", "keyed")
+        },
         "cpu_ms_per_request": cpu,
         "memory_mb": memory,
         "requests": sum(answered.values()),
         "seed": seed,
     }
     return figures, answered
+
+
+def _with_a_key_of_its_own(request: bytes) -> bytes:
+    return request.replace(b"\r\n", b"\r\nIdempotency-Key: %s\r\n" % uuid4().hex.encode(), 1)
 
 
 def _promises(numbers: dict[str, int], answered: Counter[int]) -> list[str]:

@@ -107,9 +107,18 @@ async def closed_loop(host: str, port: int, requests: Sequence[bytes], *, client
 
 
 async def open_loop(
-    host: str, port: int, requests: Sequence[bytes], *, rate: float, seconds: float, connections: int, seed: int
+    host: str,
+    port: int,
+    requests: Sequence[bytes],
+    *,
+    rate: float,
+    seconds: float,
+    connections: int,
+    seed: int,
+    made: Callable[[bytes], bytes] = lambda request: request,
 ) -> Run:
-    """Poisson arrivals at `rate` a second for `seconds`, each by a customer drawn at random."""
+    """Poisson arrivals at `rate` a second for `seconds`, each by a customer drawn at random; `made` of its request is
+    what is sent."""
     run = Run()
     rng = random.Random(seed)
     waiting: deque[tuple[int, float]] = deque()
@@ -125,7 +134,7 @@ async def open_loop(
                 arrived.clear()
                 await arrived.wait()
             which, due = waiting.popleft()
-            await _call(connection, requests[which], which, due, run)
+            await _call(connection, made(requests[which]), which, due, run)
 
     tasks = [asyncio.ensure_future(server(await _connect(host, port))) for _ in range(connections)]
     started = time.perf_counter()
