@@ -69,7 +69,7 @@ bench-http: $(READY) ## Closed and open loop over HTTP, everything on this machi
 	@$(PY) -m benchmarks.http
 
 .PHONY: bench-flood
-bench-flood: $(READY) ## p95 of inference quiet and under eleven kinds of hostile callers, and the memory these take (about 4 min)
+bench-flood: $(READY) ## p95 of inference quiet and under twelve kinds of hostile callers, and the memory these take (about 4 min)
 	@$(PY) -m benchmarks.flood
 
 .PHONY: bench-route-follow

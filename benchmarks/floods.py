@@ -22,7 +22,7 @@ import uvloop
 from benchmarks.load import http_request
 from schemas.lockfile import versions_of
 
-FLOODERS, SLOW, LARGE = 64, 500, 16
+FLOODERS, MANY, SLOW, LARGE = 64, 600, 500, 16
 _MIB = 1024 * 1024
 _BODY_BYTES = 4 * _MIB
 #: What one process takes of them from one address: 200 turns, of which each takes five.
@@ -217,8 +217,15 @@ async def headers(port: int, key: str, over: asyncio.Event) -> Seen:
 
 
 async def over_rate(port: int, key: str, over: asyncio.Event) -> Seen:
-    """Good calls with a good key, each as soon as the last was refused for its customer's rate."""
-    return await _calls(port, [http_request(_INFER, key, _small_call())], over)
+    """Good calls with a good key on MANY connections, each as soon as the last was refused for its customer's rate."""
+    return await _calls(port, [http_request(_INFER, key, _small_call())], over, count=MANY)
+
+
+async def senseless(port: int, key: str, over: asyncio.Event) -> Seen:
+    """Calls with a good key that are refused for what they say: 4 MiB of no JSON, and a deadline that has passed."""
+    no_json = http_request(_INFER, key, b"[" + b"0," * (_BODY_BYTES // 2 - 1))
+    late = json.dumps({**json.loads(_small_call()), "parameters": {"timeout": 1}}).encode()
+    return await _calls(port, [no_json, http_request(_INFER, key, late)], over, count=FLOODERS)
 
 
 async def unread(port: int, key: str, over: asyncio.Event) -> Seen:
@@ -273,6 +280,7 @@ FLOODS: dict[str, Callable[[int, str, asyncio.Event], Awaitable[Seen]]] = {
         bombs,
         headers,
         over_rate,
+        senseless,
         unread,
         pipelined,
     )
