@@ -3,7 +3,8 @@
 The log is filled with results of an hour, stamped when they would have been written. Then (a) random ones are read by
 their ids while Redis has none, (b) calls wait whose results are written to the log only, while Redis is flushed every
 second and others' results go on, and (c) the same with so few calls that the gateway has stopped following the log
-before each. The last line is one JSON object. Exits 1 when an answer is missing or wrong, never for slowness.
+before each. The last line is one JSON object. Exits 1 when an answer is missing or wrong, never for slowness; the
+first wrong ones are shown.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ _AHEAD = 2000
 _OTHERS_PER_S = 280
 #: Between two calls of (c): longer than a gateway follows a partition that nobody needs.
 _APART_S = 31.0
+#: So many wrong answers are shown.
+_SHOWN = 10
 
 #: An id and the customer it belongs to.
 Known = tuple[UUID, int]
@@ -60,7 +63,9 @@ Known = tuple[UUID, int]
 @click.option("--reads", default=2000, show_default=True, help="Status reads of random ids.")
 @click.option("--seconds", default=60.0, show_default=True, help="Length of the run with waiting calls.")
 @click.option("--rate", default=50.0, show_default=True, help="Waiting calls a second.")
-@click.option("--alone", default=5, show_default=True, help="Calls each of which wakes the gateway's reader.")
+@click.option(
+    "--alone", default=5, show_default=True, help="Calls each of which wakes the gateway's reader; 0 for none."
+)
 @click.option("--seed", default=None, type=int, help="Seed of everything that is drawn; printed when it is drawn.")
 def main(results: int, reads: int, seconds: float, rate: float, alone: int, seed: int | None) -> None:
     """Measure answers from the results topic, on a stack of its own."""
@@ -119,7 +124,8 @@ class Bench:
             figures = {"status_reads": await self._status_reads(self._rng.sample(known, min(reads, len(known))))}
             async with self._on_the_log_only():
                 figures["waiting"] = await self._waiting(seconds, rate)
-                figures["waiting_alone"] = await self._waiting_alone(alone)
+                if alone:
+                    figures["waiting_alone"] = await self._waiting_alone(alone)
         return {**figures, "wrong": self._wrong}
 
     async def _fill(self, count: int) -> list[Known]:
@@ -155,6 +161,10 @@ class Bench:
                     if len(sent) >= _AHEAD:
                         await asyncio.gather(*sent)
                         sent.clear()
+            for place, (batch, held) in enumerate(batches):
+                if held:
+                    batch.close()
+                    sent.append(await client.send_batch(batch, self._topic, partition=place))
             await asyncio.gather(*sent)
         return known
 
@@ -171,7 +181,8 @@ class Bench:
                 status, document = await self._get(f"/v1/requests/{request_id}", customer)
                 latencies_s.append(time.perf_counter() - started_s)
                 good = status == 200 and document["id"] == str(request_id) and document["status"] == "succeeded"
-                self._wrong += not good
+                if not good:
+                    self._is_wrong(status, document)
 
         await asyncio.gather(*(look() for _ in range(_LOOKERS)))
         after = await self._counts()
@@ -234,9 +245,13 @@ class Bench:
         async with self._session.post("/v2/models/digits/infer", json={"inputs": inputs}, headers=headers) as answer:
             document = await answer.json()
             if answer.status != 200 or document["id"] != answer.headers["x-request-id"]:
-                self._wrong += 1
-                say(f"answered {answer.status}: {str(document)[:200]}")
+                self._is_wrong(answer.status, document)
         return time.perf_counter() - started_s
+
+    def _is_wrong(self, status: int, document: Any) -> None:
+        self._wrong += 1
+        if self._wrong <= _SHOWN:
+            say(f"answered {status}: {str(document)[:300]}")
 
     async def _get(self, path: str, customer: int | None = None) -> tuple[int, Any]:
         headers = {} if customer is None else {"Authorization": f"Bearer {self._keys[customer]}"}

@@ -6,6 +6,7 @@
     4 its result further on, up to the end of the log: without one, it is accepted and not finished
 
 Each look-up has a deadline and a bound on what it reads; one that meets it goes on where it was when it is asked again.
+A customer's look-ups come one after the other, so that customers take turns with the readers of the log.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from api.errors import NotFound, RateLimited, Unavailable, retry_after
+from api.errors import NotFound, Unavailable
 from api.results.cache import Cache, CacheAway
-from api.results.log import Log, size_bytes
+from api.results.log import Entry, Log, size_bytes
+from api.results.readers import Readers
 from infra.kafka import BusUnavailable, partition_of_key
 from infra.kafka_lookups import Lookups
 from infra.schema_feed import learn_nothing
@@ -34,9 +36,11 @@ from schemas.topics import RESULTS, requests_topic
 
 #: The most that one look-up reads of results, and of requests.
 LOOK_BYTES = 32 * 1024 * 1024
+#: How long it reads, once it has a reader. It stops by itself then, so that its reader can be used again; where the
+#: broker says nothing it cannot, and somewhat later the reader is thrown away.
 WITHIN_S = 2.0
-#: Look-ups on the log that one customer may have at once, in one gateway.
-AT_ONCE = 4
+_SILENCE_S = 1.0
+_LATE = f"not found within {WITHIN_S:g} s"
 #: From when an id is made, at the head of its call, until the call has its deadline: its body is read meanwhile.
 _HEAD_S = 20.0
 #: Unfinished requests that were found, and how far their results' partition was searched.
@@ -69,6 +73,10 @@ class _Search:
     accepted: Accepted | None = None
 
 
+class _Unclear(Exception):
+    """It cannot be told now, for a reason that is not the reader's: it can be used again."""
+
+
 class RequestStatus:
     """Answers by id. `pools` names the pools that there are, `deadline_s` is the longest a call waits.
 
@@ -89,7 +97,7 @@ class RequestStatus:
     ) -> None:
         self._cache = cache
         self._keys = keys
-        self._lookups = lookups
+        self._readers = Readers(lookups)
         self._namespace = namespace
         self._results = RESULTS.in_namespace(namespace).name
         self._pools = pools
@@ -98,7 +106,6 @@ class RequestStatus:
         self._learn_schemas = learn_schemas
         self._clock = clock
         self._unfinished: OrderedDict[UUID, _Search] = OrderedDict()
-        self._running: Counter[str] = Counter()
         self.counts: Counter[str] = Counter(status_looks=0, status_bytes=0, status_unknown=0)
 
     async def of(self, request_id: UUID, customer_id: str) -> InferenceFinished | Accepted:
@@ -127,46 +134,48 @@ class RequestStatus:
         made = request_time(request_id)
         if made is None or made.timestamp() > self._clock() + SLACK_MS / 1000:
             return None  # no id of ours
-        if self._running[customer_id] >= AT_ONCE:
-            words = f"more than {AT_ONCE} look-ups of yours at once, of requests that are not in the cache"
-            raise RateLimited(words, code="too_many_lookups", headers=retry_after(1.0))
-        self._running[customer_id] += 1
-        self.counts["status_looks"] += 1
         try:
-            return await asyncio.wait_for(self._look(request_id, int(made.timestamp() * 1000)), WITHIN_S)
-        except (BusUnavailable, asyncio.TimeoutError) as error:
+            return await self._with_a_reader(request_id, customer_id, int(made.timestamp() * 1000))
+        except (BusUnavailable, _Unclear) as error:
             self.counts["status_unknown"] += 1
-            why = f"not found within {WITHIN_S:g} s" if isinstance(error, asyncio.TimeoutError) else str(error)
-            raise _untold(request_id, why) from error
-        finally:
-            self._running[customer_id] -= 1
-            if not self._running[customer_id]:
-                del self._running[customer_id]
+            raise _untold(request_id, str(error)) from error
 
-    async def _look(self, request_id: UUID, made_ms: int) -> Recorded | Accepted | None:
-        async with self._lookups.one() as log:
-            search = self._unfinished.get(request_id)
-            if search is None:
-                search = await self._begun(log, request_id)
-                # The broker's clock is the writers', and theirs may differ from that of whoever made the id.
-                near = await log.between(
-                    self._results, [search.partition], since_ms=made_ms - SLACK_MS, until_ms=made_ms + self._soon_ms
-                )
-                search.at = near[search.partition].start
-                search.left_bytes = LOOK_BYTES
-                if found := await self._result(log, search, request_id, until=near[search.partition].stop):
-                    return found
-                search.accepted = await self._request(log, request_id, made_ms)
-                if search.accepted is None:
-                    return None
-                self._remember(request_id, search)
+    async def _with_a_reader(self, request_id: UUID, customer_id: str, made_ms: int) -> Recorded | Accepted | None:
+        """Raises BusUnavailable with a reader that is not to be used again, _Unclear once it was given back."""
+        async with self._readers.one(customer_id) as log:
+            self.counts["status_looks"] += 1
+            until_s = asyncio.get_running_loop().time() + WITHIN_S
+            try:
+                return await asyncio.wait_for(self._look(log, request_id, made_ms, until_s), WITHIN_S + _SILENCE_S)
+            except asyncio.TimeoutError as error:
+                raise BusUnavailable(_LATE) from error
+            except _Unclear as error:
+                unclear = error
+        raise unclear
+
+    async def _look(self, log: Log, request_id: UUID, made_ms: int, until_s: float) -> Recorded | Accepted | None:
+        search = self._unfinished.get(request_id)
+        if search is None:
+            search = await self._begun(log, request_id)
+            # The broker's clock is the writers', and theirs may differ from that of whoever made the id.
+            near = await log.between(
+                self._results, [search.partition], since_ms=made_ms - SLACK_MS, until_ms=made_ms + self._soon_ms
+            )
+            search.at = near[search.partition].start
             search.left_bytes = LOOK_BYTES
-            end = (await log.ends(self._results, [search.partition]))[search.partition]
-            if found := await self._result(log, search, request_id, until=end):
+            if found := await self._result(log, search, request_id, near[search.partition].stop, until_s):
                 return found
-            if search.at < end:
-                raise BusUnavailable("the log has more results since then than one look-up may read")
-            return search.accepted
+            search.accepted = await self._request(log, request_id, made_ms, until_s)
+            if search.accepted is None:
+                return None
+            self._remember(request_id, search)
+        search.left_bytes = LOOK_BYTES
+        end = (await log.ends(self._results, [search.partition]))[search.partition]
+        if found := await self._result(log, search, request_id, end, until_s):
+            return found
+        if search.at < end:
+            raise _Unclear("the log has more results since then than one look-up may read")
+        return search.accepted
 
     async def _begun(self, log: Log, request_id: UUID) -> _Search:
         count = await log.partitions(self._results)
@@ -176,8 +185,8 @@ class RequestStatus:
         first.look_for(request_id.bytes, 0, partition=0)
         return _Search(partition=partition_of_key(request_id.bytes, count), at=0, first=first)
 
-    async def _result(self, log: Log, search: _Search, request_id: UUID, *, until: int) -> Recorded | None:
-        """Read on to `until`, or as far as may be read. Raises BusUnavailable."""
+    async def _result(self, log: Log, search: _Search, request_id: UUID, until: int, until_s: float) -> Recorded | None:
+        """Read on to `until`, or as far as may be read. Raises BusUnavailable, and _Unclear when the time is up."""
         key = request_id.bytes
         async with aclosing(log.read(self._results, {search.partition: range(search.at, until)})) as batches:
             async for records in batches:
@@ -186,18 +195,21 @@ class RequestStatus:
                         search.first.offer(key, record.value)
                 if records:
                     search.at = records[-1].offset + 1
-                self._read(records_bytes := size_bytes(records))
-                search.left_bytes -= records_bytes
+                search.left_bytes -= self._read(records)
                 if search.first.unlearnt:
                     await self._learn_schemas()
                     search.first.look_again()
                 if key in search.first.found or search.left_bytes <= 0:
                     return search.first.found.get(key)
+                _in_time(until_s)
         search.at = max(search.at, until)
         return None
 
-    async def _request(self, log: Log, request_id: UUID, made_ms: int) -> Accepted | None:
-        """The request on the log of any pool. Which partition is decided by its version, which only it tells."""
+    async def _request(self, log: Log, request_id: UUID, made_ms: int, until_s: float) -> Accepted | None:
+        """The request on the log of any pool. Which partition is decided by its version, which only it tells.
+
+        Raises BusUnavailable, and _Unclear when the time is up or there is more than may be read.
+        """
         left_bytes, key = LOOK_BYTES, request_id.bytes
         for pool in sorted(self._pools()):
             topic = prefixed(self._namespace, requests_topic(pool).name)
@@ -212,14 +224,14 @@ class RequestStatus:
                     for record in records:
                         if record.key == key and (found := await self._accepted(record.value)).request_id == request_id:
                             return found
-                    self._read(records_bytes := size_bytes(records))
-                    left_bytes -= records_bytes
+                    left_bytes -= self._read(records)
                     if left_bytes <= 0:
-                        raise BusUnavailable("the log has more requests of that time than one look-up may read")
+                        raise _Unclear("the log has more requests of that time than one look-up may read")
+                    _in_time(until_s)
         return None
 
     async def _accepted(self, value: bytes | None) -> Accepted:
-        """Raises BusUnavailable for what cannot be read here: nobody can tell whose it is."""
+        """Raises _Unclear for what cannot be read here: nobody can tell whose it is."""
         try:
             try:
                 request = decode(value or b"", InferenceRequested)
@@ -227,7 +239,7 @@ class RequestStatus:
                 await self._learn_schemas()
                 request = decode(value or b"", InferenceRequested)
         except DecodeError as error:
-            raise BusUnavailable(f"it lies on the log and cannot be read here: {error}") from error
+            raise _Unclear(f"it lies on the log and cannot be read here: {error}") from error
         return Accepted(
             request_id=request.request_id,
             customer_id=request.customer_id,
@@ -250,8 +262,16 @@ class RequestStatus:
         while len(self._unfinished) > _REMEMBERED:
             self._unfinished.popitem(last=False)
 
-    def _read(self, records_bytes: int) -> None:
-        self.counts["status_bytes"] += records_bytes
+    def _read(self, records: Sequence[Entry]) -> int:
+        """Count what was read; returns how many bytes that is."""
+        self.counts["status_bytes"] += (read_bytes := size_bytes(records))
+        return read_bytes
+
+
+def _in_time(until_s: float) -> None:
+    """Raises _Unclear when a look-up has read for as long as it may."""
+    if asyncio.get_running_loop().time() > until_s:
+        raise _Unclear(_LATE)
 
 
 def _unknown(request_id: UUID) -> NotFound:

@@ -12,9 +12,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from api.errors import NotFound, RateLimited, Unavailable
+from api.errors import NotFound, Unavailable
 from api.results import status as module
 from api.results.log import Log
+from api.results.readers import AT_ONCE
 from api.results.status import Accepted, RequestStatus
 from infra.kafka_lookups import Lookups
 from schemas.codec import encode
@@ -38,10 +39,11 @@ class Desk:
     def __init__(self) -> None:
         self.cache, self.log = FakeCache(), FakeLog()
         self.learnt: Callable[[], None] = lambda: None
+        self.lookups = Lookups[Log](self.log.open, most=2)
         self.status = RequestStatus(
             self.cache,
             KEYS,
-            Lookups[Log](self.log.open, most=2),
+            self.lookups,
             namespace="",
             pools=lambda: frozenset({"default", "other"}),
             deadline_s=10.0,
@@ -169,6 +171,7 @@ async def test_what_cannot_be_told_now_is_never_said_to_be_unknown(monkeypatch: 
     desk.log.away = False
 
     monkeypatch.setattr(module, "WITHIN_S", 0.05)
+    monkeypatch.setattr(module, "_SILENCE_S", 0.0)
     desk.log.held.clear()
     with pytest.raises(Unavailable, match="not found within"):
         await desk.says(request.request_id)
@@ -200,19 +203,72 @@ async def test_more_requests_than_may_be_read_are_no_proof_that_there_is_none(mo
         await desk.says(new_request_id())
 
 
-async def test_a_customer_has_so_many_look_ups_at_once_and_others_have_their_own() -> None:
+async def test_one_customers_misses_leave_a_reader_to_others() -> None:
     desk = Desk()
-    request, theirs = desk.request(), desk.request(customer_id="cus_other")
+    request = desk.request(customer_id="cus_other")
     desk.log.held.clear()
-    looks = [asyncio.ensure_future(desk.says(request.request_id)) for _ in range(module.AT_ONCE)]
-    await eventually(lambda: desk.status.counts["status_looks"] == module.AT_ONCE)
-    with pytest.raises(RateLimited) as refused:
-        await desk.says(request.request_id)
-    assert refused.value.headers["Retry-After"]
-    other = asyncio.ensure_future(desk.says(theirs.request_id, "cus_other"))
+    misses = [asyncio.ensure_future(desk.says(new_request_id())) for _ in range(AT_ONCE)]
+    await eventually(lambda: desk.status.counts["status_looks"] == 1)
+    other = asyncio.ensure_future(desk.says(request.request_id, "cus_other"))
+    await eventually(lambda: desk.status.counts["status_looks"] == 2)
     desk.log.held.set()
-    assert all(isinstance(said, Accepted) for said in await asyncio.gather(*looks, other))
-    assert not desk.status._running
+    assert isinstance(await other, Accepted)
+    assert all(isinstance(e, NotFound) for e in await asyncio.gather(*misses, return_exceptions=True))
+
+
+async def test_the_wait_for_a_reader_takes_nothing_from_the_time_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    request = desk.request()
+    monkeypatch.setattr(module, "WITHIN_S", 0.01)
+    monkeypatch.setattr(module, "_SILENCE_S", 0.01)
+    async with desk.lookups.one(), desk.lookups.one():
+        read = asyncio.ensure_future(desk.says(request.request_id))
+        asked_s = time.monotonic()
+        await eventually(lambda: read.done() or time.monotonic() > asked_s + 0.1)
+        # From here on it has all the time, if only its time to read has not begun yet.
+        monkeypatch.setattr(module, "WITHIN_S", 60.0)
+    assert isinstance(await read, Accepted)
+
+
+@pytest.mark.parametrize("bound", ["time", "results", "requests", "schema"])
+async def test_a_look_up_that_comes_to_a_bound_gives_its_reader_back(
+    bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk()
+    request = desk.request(ago_s=60.0)
+    asked = request.request_id
+    if bound == "time":
+        desk.log.add(RESULTS.name, asked.bytes, bytes(500), time_ms=now_ms() - 50_000)
+        monkeypatch.setattr(module, "WITHIN_S", -1.0)
+        monkeypatch.setattr(module, "_SILENCE_S", 60.0)
+    if bound == "results":
+        for _ in range(9):
+            desk.log.add(RESULTS.name, asked.bytes, bytes(500), time_ms=now_ms())
+        monkeypatch.setattr(module, "LOOK_BYTES", 1)
+    if bound == "requests":
+        monkeypatch.setattr(module, "LOOK_BYTES", 1)
+        for _ in range(3):
+            desk.request()
+        asked = new_request_id()
+    if bound == "schema":
+        asked = new_request_id()
+        desk.log.add(requests_topic().name, asked.bytes, b"\x00 not a request", time_ms=now_ms())
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="ask again"):
+            await desk.says(asked)
+    assert desk.log.opened == 1
+
+
+async def test_a_reader_of_a_broker_that_says_nothing_is_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    request = desk.request()
+    for limit in ("WITHIN_S", "_SILENCE_S"):
+        monkeypatch.setattr(module, limit, 0.01)
+    desk.log.held.clear()
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="not found within"):
+            await desk.says(request.request_id)
+    assert desk.log.opened == 3
 
 
 async def test_records_of_newer_writers_are_read_once_their_schemas_are_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,6 +283,6 @@ async def test_records_of_newer_writers_are_read_once_their_schemas_are_learnt(m
         if record is request:
             with pytest.raises(Unavailable, match="cannot be read here"):
                 await desk.says(request.request_id)
-        desk.learnt = lambda published=writer.published: own.learn(published)  # type: ignore[misc]
+        desk.learnt = lambda published=writer.published: own.learn(published)  # type: ignore[assignment,misc]
         said = await desk.says(request.request_id)
         assert isinstance(said, Accepted) if record is request else said == result
