@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from typing import Protocol
 from uuid import UUID
 
 from api.access.keys import Keys
 from api.admission.caller import Caller
-from api.admission.deadlines import Queues
+from api.admission.deadlines import Queues, require_time
 from api.admission.demand import Cost, Demand, Spending
 from api.admission.space import Space
 from api.errors import ApiError
@@ -82,13 +82,21 @@ class Money(Protocol):
         """
 
 
+@dataclass(slots=True)
+class Place:
+    """A request's place among the unfinished. It is freed with the end of the call, unless the request `may_run` then:
+    the log has it, or may have it, and nobody here has seen its end. Such a place frees itself after the deadline."""
+
+    may_run: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
     """Everything that was decided about one call.
 
     Without a `charge` the call repeats an earlier one: it took nothing, and waits for the outcome of
     `decisions.request_id`, which may have been admitted with other decisions than this call would be. `until` is the
-    call's own deadline.
+    call's own deadline. Whoever publishes the request, or sees its end, says so in `place`.
     """
 
     caller: Caller
@@ -99,6 +107,7 @@ class Admission:
     charge: Charge | None
     claim: Claim | None = None
     reserved_micros: int = 0
+    place: Place = field(default_factory=Place)
 
     @property
     def admitted_before(self) -> datetime | None:
@@ -135,8 +144,8 @@ class Gate:
 
     @asynccontextmanager
     async def admitted(self, ask: Ask, request_id: UUID, *, until: datetime | None = None) -> AsyncIterator[Admission]:
-        """Pass every check, or raise the ApiError of the first that refuses; the call holds its places until the end
-        of the block. `until` is the deadline of a call that comes a second time."""
+        """Pass every check, or raise the ApiError of the first that refuses; the call holds its space until the end of
+        the block, and its request its `place`. `until` is the deadline of a call that comes a second time."""
         caller = await self._keys.identify(ask.authorization)
         caller.require(ask.operation)
         model, reference = await ask.target()
@@ -162,12 +171,18 @@ class Gate:
                 charge=None,
                 claim=claim,
             )
+            # Reading the inputs and waiting for the claim take seconds, and a key may change meanwhile.
             if claim is not None and not claim.is_ours:
-                await self.caller(ask.authorization, ask.operation)  # no limiter reads the revoked set
-                yield admission
+                caller = await self.caller(ask.authorization, ask.operation)  # no limiter reads the revoked set
+                caller.require_model(model)
+                yield replace(admission, caller=caller)
                 return
+            place = Place(may_run=claim is not None and claim.is_taken_over)
             try:
-                demand = await self._demand(caller, deployment, inputs, decisions)
+                caller = await self._keys.identify(ask.authorization)
+                caller.require(ask.operation)
+                caller.require_model(model)
+                demand = await self._demand(caller, deployment, inputs, decisions, place)
                 charge = await self._limiter.take(demand)
             except BaseException:
                 self.withdraw(claim)
@@ -175,11 +190,14 @@ class Gate:
             reserved_micros = 0 if demand.spending is None else demand.spending.cost_micros
             try:
                 with self._queues.passing(deployment.pool):
-                    yield replace(admission, charge=charge, reserved_micros=reserved_micros)
+                    yield replace(admission, caller=caller, charge=charge, reserved_micros=reserved_micros, place=place)
             finally:
-                self._limiter.release(demand)
+                if not place.may_run:
+                    self._limiter.release(demand)
 
     def _decisions(self, request_id: UUID, deployment: Deployment, inputs: Inputs, until: datetime | None) -> Decisions:
+        if inputs.timeout_s is not None:
+            require_time(inputs.timeout_s)
         now = self._now()
         deadline_s = self._deadline_s if inputs.timeout_s is None else min(self._deadline_s, inputs.timeout_s)
         return Decisions(
@@ -200,7 +218,9 @@ class Gate:
         if claim is not None and self._once is not None:
             self._once.withdraw(claim)
 
-    async def _demand(self, caller: Caller, deployment: Deployment, inputs: Inputs, decisions: Decisions) -> Demand:
+    async def _demand(
+        self, caller: Caller, deployment: Deployment, inputs: Inputs, decisions: Decisions, place: Place
+    ) -> Demand:
         """What the call would take. Raises ApiError when the queue or the customer's money is known not to allow it."""
         self._queues.check(deployment.pool, within_s=(decisions.deadline_at - self._now()).total_seconds())
         cost = Cost(items=inputs.item_count, tokens=inputs.tokens)
@@ -216,6 +236,7 @@ class Gate:
             admitted_at=max(decisions.admitted_at, self._now()),
             until=decisions.deadline_at,
             spending=spending,
+            may_run_already=place.may_run,
         )
 
     async def caller(self, authorization: str | None, operation: str) -> Caller:
@@ -237,5 +258,6 @@ class Gate:
 def refused(error: ApiError, charge: Charge | None) -> ApiError:
     """The error of an admitted call: tokens were taken, so whatever the end, the caller hears what is left."""
     if charge is not None:
+        error.took_tokens = True
         error.headers = {**charge.headers, **error.headers}
     return error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 logger = logging.getLogger(__name__)
@@ -47,8 +48,12 @@ class Health:
 
 
 def merged(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """What they hold together; names differ."""
-    return {name: number for one in counts for name, number in one.items()}
+    """What they hold together: numbers of one name add up."""
+    total: Counter[str] = Counter()
+    for one in counts:
+        for name, number in one.items():
+            total[name] += number
+    return dict(total)
 
 
 async def tell_counts(counts: Sequence[Mapping[str, int]], *, every_s: float = _TELL_EVERY_S) -> None:

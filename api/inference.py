@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from uuid import UUID
 
-from api.errors import NO_RETRY, ApiError, BadInput, DeadlinePassed, ModelFailed, TooLarge, Unavailable
+from api.errors import (
+    NO_RETRY,
+    AcceptanceUnknown,
+    ApiError,
+    BadInput,
+    DeadlinePassed,
+    ModelFailed,
+    TooLarge,
+    Unavailable,
+)
 from api.gate import Admission, Ask, Gate, refused
 from api.large_tensors import LargeTensors
 from api.limits.limiter import Charge
@@ -127,7 +136,9 @@ class Inference:
             if admission.charge is None:
                 return await self._repeated.outcome(admission, waiter, within_s=self._left_s(admission))
             await self._accept(admission, admission.charge, traceparent)
-            return await self._results.wait(waiter, within_s=self._left_s(admission))
+            finished = await self._results.wait(waiter, within_s=self._left_s(admission))
+            admission.place.may_run = False
+            return finished
         except asyncio.CancelledError:
             if admission.charge is not None and admission.claim is None:  # nobody can come again for its outcome
                 self._gone(admission.decisions.request_id, admission.caller.customer_id)
@@ -142,7 +153,16 @@ class Inference:
         except BaseException:
             self._gate.withdraw(admission.claim)
             raise
-        await self._repeated.publishing(self._publish(record, admission.deployment), admission.claim)
+        # However the call ends from here on, the request may run, unless the log has refused it or its end was seen.
+        place = admission.place
+        might_run, place.may_run = place.may_run, True
+        try:
+            await self._repeated.publishing(self._publish(record, admission.deployment), admission.claim)
+        except AcceptanceUnknown:
+            raise
+        except ApiError:
+            place.may_run = might_run  # of a call that was taken over, by the one before
+            raise
 
     async def _publish(self, record: InferenceRequested, deployment: Deployment) -> None:
         try:

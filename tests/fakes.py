@@ -117,13 +117,14 @@ def demand(
     customer_id: str, key_id: str, limits: tuple[Limit, ...], *, items: int = 1, request_id: UUID | None = None
 ) -> Demand:
     """What a call of this key would take."""
+    now = datetime.now(timezone.utc)
     return Demand(
         caller=Caller(customer_id=customer_id, key_id=key_id, limits=limits),
         model="digits",
         cost=Cost(items=items),
         request_id=request_id or uuid4(),
-        admitted_at=datetime.now(timezone.utc),
-        until=datetime.now(timezone.utc) + timedelta(seconds=10),
+        admitted_at=now,
+        until=now + timedelta(seconds=10),
     )
 
 

@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Protocol
 
 from api.admission.queue_delay import Own, PoolQueue, delay_s, measured, waiting_now
-from api.errors import Unavailable
+from api.errors import BadInput, DeadlinePassed, Unavailable
 from infra.kafka import BusUnavailable
 from infra.lag import Queue
 from schemas.keys import prefixed, worker_group
@@ -30,6 +30,8 @@ _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
 #: What share of the time that a request has left may go by in the queue. Once requests are shed the lower one holds,
 #: until the whole queue is below it: who is told to come back later finds more than a single place.
 ENTER, LEAVE = 0.8, 0.6
+#: The least time that a call may ask for. With less it could be over before it is admitted, at nobody's cost but ours.
+LEAST_S = 0.01
 
 
 class Reader(Protocol):
@@ -37,6 +39,17 @@ class Reader(Protocol):
 
     async def read(self, groups: Mapping[str, str]) -> dict[str, Queue]:
         """The queue of each topic -> group; topics that do not exist are left out. Raises BusUnavailable."""
+
+
+def require_time(timeout_s: float, *, param: str = "timeout") -> None:
+    """Raise BadInput, naming `param`, when a call asks for less time than the least."""
+    if timeout_s < LEAST_S:
+        raise BadInput(
+            f"{param}: expected at least {LEAST_S * 1e6:.0f} microseconds, which a request needs to be admitted; "
+            "ask for more",
+            code="timeout_too_short",
+            param=param,
+        )
 
 
 class Queues:
@@ -62,10 +75,13 @@ class Queues:
         self._why = "not asked yet"
 
     def check(self, pool: str, *, within_s: float | None = None) -> PoolQueue | None:
-        """Raise Unavailable when the pool has no queue, or one in which `within_s` (the longest deadline) would go by.
+        """Raise Unavailable when the pool has no queue, or one in which `within_s` (the longest deadline) would go by,
+        and DeadlinePassed when that has gone by already.
 
         None: not measured yet, let it through.
         """
+        if within_s is not None and within_s <= 0:
+            raise DeadlinePassed("the call was not accepted: the time that it has was over before it was admitted")
         if pool in self._absent:
             raise Unavailable(
                 f"no worker pool '{pool}' exists: its request topic is not there", code="no_such_pool", retry_after_s=5
@@ -82,7 +98,7 @@ class Queues:
         self._decide(pool, expected_s)
         left_s = self._deadline_s if within_s is None else within_s
         if expected_s > left_s * (LEAVE if pool in self._shedding else ENTER):
-            words = f"a request would wait for some {expected_s:.1f} s, and has {max(left_s, 0.0):.1f}"
+            words = f"a request would wait for some {expected_s:.2f} s, and has {left_s:.2f}"
             raise _overloaded(pool, words, expected_s - LEAVE * self._deadline_s)
         return queue
 

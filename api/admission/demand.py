@@ -42,7 +42,8 @@ class Spending:
 class Demand:
     """One call's. Its place among the unfinished is free a second after `until`, whatever becomes of anybody.
 
-    `admitted_at` is not before the time of admission that the ledger will see, nor before the limiter was asked.
+    `admitted_at` is not before the time of admission that the ledger will see, nor before the limiter was asked. A
+    request that `may_run_already`, put on the log by another gateway, keeps its place when the call is refused.
     """
 
     caller: Caller
@@ -52,3 +53,4 @@ class Demand:
     admitted_at: datetime
     until: datetime
     spending: Spending | None = None
+    may_run_already: bool = False

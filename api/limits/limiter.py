@@ -18,7 +18,8 @@ from api.errors import ApiError, Unavailable
 from api.limits.local_share import LocalShare, monotonic_us
 from api.limits.plans import DECIDE, Plan, Plans
 from api.limits.store import TIMEOUT_S, LimiterAway, RedisScript, Script
-from api.limits.verdicts import LOCAL_HEADER, Charge, crowded, judge, judge_share, spend_unknown
+from api.limits.verdicts import LOCAL_HEADER, Charge, crowded, judge, judge_share
+from api.spend.spend import SpendUnknown
 from infra.breaker import Breaker
 from infra.redis import LuaCall, LuaScript
 from schemas.keys import RedisKeys
@@ -64,6 +65,7 @@ class Limiter:
         self._releases: list[LuaCall] = []
         self._sender: asyncio.Task[None] | None = None
         self._to_mend = asyncio.Event()
+        self._is_refusing = False
         self.counts: Counter[str] = Counter()
 
     def trouble(self) -> str | None:
@@ -76,7 +78,13 @@ class Limiter:
         Raises RateLimited, BadInput (it could never pass), Unauthorized (revoked key), PaymentRequired (spend cap),
         Unavailable (neither Redis nor this gateway's share can decide).
         """
-        plan = self._plans.of(demand)
+        try:
+            return await self._taken(self._plans.of(demand), demand)
+        except SpendUnknown as error:
+            self.counts[error.code] += 1
+            raise
+
+    async def _taken(self, plan: Plan, demand: Demand) -> Charge:
         if self._breaker.is_open:
             return self._by_itself(plan, demand)
         decided: asyncio.Future[Sequence[int]] = asyncio.get_running_loop().create_future()
@@ -88,10 +96,10 @@ class Limiter:
             try:
                 return self._by_itself(plan, demand)
             except ApiError:
-                self._release(plan, demand.request_id)  # it may have been given places
+                self._refused(plan, demand)
                 raise
         except asyncio.CancelledError:
-            self._release(plan, demand.request_id)
+            self._refused(plan, demand)
             raise
         charge = judge(answer, plan, demand)
         if plan.places:
@@ -99,10 +107,18 @@ class Limiter:
         return charge
 
     def release(self, demand: Demand) -> None:
-        """The call is over: its places among the unfinished are free soon. Never waits, never raises."""
+        """The request is over, or was never begun: its places among the unfinished are free soon.
+
+        Never waits, never raises. Of a request that may run still nothing is said: its places free themselves.
+        """
         if demand.caller.concurrency:
             plan = self._plans.of(demand)
             self._local.free(plan.share, demand)
+            self._release(plan, demand.request_id)
+
+    def _refused(self, plan: Plan, demand: Demand) -> None:
+        """Redis may have given it places, of which nobody was told."""
+        if not demand.may_run_already:
             self._release(plan, demand.request_id)
 
     def _release(self, plan: Plan, request_id: UUID) -> None:
@@ -121,7 +137,7 @@ class Limiter:
         self.counts["limits_local"] += 1
         try:
             if demand.spending is not None:
-                raise spend_unknown("Redis, which knows what requests have reserved, does not answer")
+                raise SpendUnknown("Redis, which knows what requests have reserved, does not answer")
             for b, cost in zip(share.limits, plan.costs(demand.cost), strict=True):
                 if cost > b.burst:
                     raise _no_share(f"{b.owner} limit", f"{b.burst} {b.unit}")
@@ -186,7 +202,7 @@ class Limiter:
             await self.mend()
 
     async def mend(self) -> None:
-        """One try: ask Redis something, and if it is not away, enter all that is owed."""
+        """One try: ask Redis something, and if it is not away, enter all that is owed, unless it refuses to."""
         while await self._mended():
             if self._breaker.is_open:
                 return
@@ -210,7 +226,15 @@ class Limiter:
             self._failed(since_us, error)
             return False
         self._succeeded()
-        return True
+        # A server without memory for writes, say, answers the question and enters nothing.
+        refused = [(s, a) for s, a in zip(settlement, answers[1:], strict=False) if isinstance(a, BaseException)]
+        if refused and not self._is_refusing:
+            logger.warning("Redis does not enter what was decided without it", extra={"fields": {"why": refused[0][1]}})
+        self._is_refusing = bool(refused)
+        if refused:
+            self._local.restore([s for s, _ in refused])
+            self.counts["limits_unsettled"] += len(refused)
+        return not refused
 
 
 def _no_share(limit: str, part: str) -> Unavailable:

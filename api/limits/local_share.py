@@ -19,6 +19,7 @@ from schemas.keys import RedisKeys
 #: Gateways go back to the shared buckets within this time of each other. Of what was decided by itself, the last one to
 #: two of these are owed: what is older has filled again everywhere.
 OWED_US = 1_000_000
+_SWEEP_EVERY_US = 1_000_000
 
 
 def monotonic_us() -> int:
@@ -80,6 +81,7 @@ class LocalShare:
         self._buckets: dict[tuple[str, str], _Bucket] = {}
         self._places: dict[tuple[str, str], dict[str, _Place]] = {}
         self._debts: dict[tuple[str, str], Debt] = {}
+        self._swept_us = clock()
 
     @property
     def owes(self) -> bool:
@@ -99,7 +101,10 @@ class LocalShare:
 
     def hold(self, share: Share, demand: Demand, *, is_told: bool) -> None:
         """A request has its places; with `is_told` Redis has them too."""
-        place = _Place(self._clock() + place_us(demand), is_told)
+        now_us = self._clock()
+        if now_us - self._swept_us >= _SWEEP_EVERY_US:
+            self._sweep(now_us)
+        place = _Place(now_us + place_us(demand), is_told)
         for name, _ in share.places:
             self._places.setdefault((demand.caller.customer_id, name), {})[demand.request_id.hex] = place
 
@@ -111,6 +116,15 @@ class LocalShare:
                 held.pop(demand.request_id.hex, None)
                 if not held:
                     del self._places[demand.caller.customer_id, name]
+
+    def _sweep(self, now_us: int) -> None:
+        """Forget the places that have freed themselves: nobody says when a request ends whose caller hung up."""
+        self._swept_us = now_us
+        for where, held in list(self._places.items()):
+            for request in [r for r, place in held.items() if place.free_at_us <= now_us]:
+                del held[request]
+            if not held:
+                del self._places[where]
 
     def full(self, share: Share, demand: Demand) -> tuple[str, int] | None:
         """The first places that have no room left for this gateway, and their size; None when all have."""
@@ -165,6 +179,7 @@ class LocalShare:
         """What is to be entered in the shared buckets and places, at most so much. It is no longer owed, unless it is
         handed to `restore`."""
         now_us = self._clock()
+        self._sweep(now_us)
         found: list[Settling] = []
         for where in list(self._debts)[:at_most]:
             debt = self._debts.pop(where)

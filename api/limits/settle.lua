@@ -22,7 +22,11 @@ local used = 0
 local value = redis.call('GET', key)
 if value then
   local tat, was, at = string.match(value, '^(%d+) (%d+) (%d+)$')
-  tat, was, at = tonumber(tat), tonumber(was), tonumber(at)
+  if tat then
+    tat, was, at = tonumber(tat), tonumber(was), tonumber(at)
+  else  -- as releases wrote it that knew no change of limits: the time alone
+    tat, was, at = tonumber(value), interval, now
+  end
   if was > interval then
     used = math.ceil((tat - at) / was) * interval - (now - at)
   else

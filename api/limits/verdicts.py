@@ -8,16 +8,15 @@ from datetime import datetime, timedelta
 
 from api.admission.buckets import Limit
 from api.admission.demand import Demand
-from api.errors import ApiError, RateLimited, Unauthorized, Unavailable, retry_after
+from api.errors import ApiError, RateLimited, Unauthorized, retry_after
 from api.limits.plans import Look, Plan, Share
-from api.spend.spend import cap_reached
+from api.spend.spend import SpendUnknown, cap_reached
 from schemas.ids import EPOCH
 from schemas.records import BucketCharge, LimiterMode
 
 #: On every answer that a gateway decided from its own share.
 LOCAL_HEADER: Mapping[str, str] = {"x-inferlog-limits": "local"}
 _PLACES_RETRY_S = 1.0
-_MONEY_RETRY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +96,7 @@ def _refusal(answer: Sequence[int], plan: Plan, demand: Demand) -> ApiError:
         return cap_reached(cap, spending, reserved_micros=answer[2])
     if state == -4:
         since = EPOCH + timedelta(seconds=answer[2])
-        return spend_unknown(f"what is reserved is known from {since:%H:%M:%SZ} on, and the ledger is not there yet")
+        return SpendUnknown(f"what is reserved is known from {since:%H:%M:%SZ} on, and the ledger is not there yet")
     raise ValueError(f"an answer of the limiter that nobody knows: {list(answer)}")
 
 
@@ -109,12 +108,6 @@ def crowded(name: str, most: int) -> RateLimited:
         code="concurrency_limit_exceeded",
         headers=retry_after(_PLACES_RETRY_S),
     )
-
-
-def spend_unknown(why: str) -> Unavailable:
-    """The refusal of a call under a spend cap when it is not known what was spent."""
-    words = f"this customer has a spend cap, and what was spent this month is not known now: {why}"
-    return Unavailable(words, code="spend_unknown", retry_after_s=_MONEY_RETRY_S)
 
 
 def _over(

@@ -38,6 +38,7 @@ _AWAY_PAUSE_S: Final = 1.0
 SETTLED_WITHIN: Final = timedelta(minutes=15)
 #: The largest amount that the limiter's script counts exactly.
 _MOST_MICROS: Final = 2**53 - 1
+_UNKNOWN_RETRY_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,16 @@ class Confirmed:
     said_age_s: float
     unpriced: str | None = None
     read_s: float = 0.0
+
+
+class SpendUnknown(Unavailable):
+    """The refusal of a call under a spend cap when it is not known what was spent. Whoever raises it counts it."""
+
+    code = "spend_unknown"
+
+    def __init__(self, why: str) -> None:
+        words = f"this customer has a spend cap, and what was spent this month is not known now: {why}"
+        super().__init__(words, retry_after_s=_UNKNOWN_RETRY_S)
 
 
 class LedgerAway(RuntimeError):
@@ -224,9 +235,8 @@ class Spend:
             await self._sleep(max(READ_EVERY_S, took_s / _READING_SHARE - took_s))
 
     def _unknown(self, why: str) -> Unavailable:
-        self.counts["spend_unknown"] += 1
-        words = f"this customer has a spend cap, and what was spent this month is not known now: {why}"
-        return Unavailable(words, code="spend_unknown", retry_after_s=2)
+        self.counts[SpendUnknown.code] += 1
+        return SpendUnknown(why)
 
 
 def _looked(entry: _Entry, task: asyncio.Task[None]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from api.admission.deadlines import require_time
 from api.errors import NO_RETRY, ApiError, BadInput, Unavailable
 from api.gate import Inputs
 from api.inference import Answer
@@ -157,6 +158,7 @@ def _timeout_s(parameters: Any) -> float | None:
         raise BadInput(
             "parameters.timeout: expected a whole number of microseconds above 0", param="parameters.timeout"
         )
+    require_time(timeout_us / 1_000_000, param="parameters.timeout")
     return timeout_us / 1_000_000
 
 

@@ -244,7 +244,7 @@ async def test_a_queue_that_is_too_long_is_shed_and_a_pool_without_a_topic_refus
     async with calling(gateway, acme["key"]) as caller:
 
         async def shed() -> Reply | None:
-            reply = await caller.infer(parameters={"timeout": 1_000}, timeout_s=PROMPT_S)
+            reply = await caller.infer(parameters={"timeout": 10_000}, timeout_s=PROMPT_S)
             assert reply.status in (503, 504), reply.text
             return reply if reply.status == 503 else None
 

@@ -221,6 +221,21 @@ async def test_a_bucket_that_an_earlier_release_wrote_is_gone_on_with(env: dict[
             await limiter.take(demand("c", "k", limits))
 
 
+async def test_what_was_decided_without_redis_is_entered_in_a_bucket_that_an_earlier_release_wrote(
+    env: dict[str, str],
+) -> None:
+    settings = operator_settings(env)
+    async with open_redis(settings.redis, timeout_s=5.0) as redis:
+        keys = RedisKeys(namespace=settings.redis.namespace)
+        bucket = Limit(name="key:k", interval_us=3_600_000_000, burst=5)
+        seconds, us = await redis.time()
+        full_at_us = seconds * 1_000_000 + us + 3 * bucket.interval_us
+        await redis.set(keys.bucket("c", "key:k"), str(full_at_us))
+        await lua("api.limits", "settle")(redis, [keys.bucket("c", "key:k")], ["units", bucket.interval_us, 1])
+        limiter = Limiter(RedisScript(redis, within_s=20), keys)
+        assert (await limiter.take(demand("c", "k", (bucket,)))).buckets[0].remaining == 0
+
+
 async def test_what_was_decided_without_redis_is_entered_there(env: dict[str, str]) -> None:
     settings = operator_settings(env)
     keys = RedisKeys(namespace=settings.redis.namespace)

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from api.admission.deadlines import ENTER, LEAVE, Queues
-from api.errors import Unavailable
+from api.admission.deadlines import ENTER, LEAST_S, LEAVE, Queues
+from api.errors import BadInput, DeadlinePassed, Unavailable
+from api.surfaces.oip import _timeout_s
 from infra.kafka import BusUnavailable
 from infra.lag import Queue
 from tests.fakes import Clock
@@ -100,8 +101,22 @@ async def test_a_call_is_refused_when_its_own_time_would_go_by_in_the_queue(
     assert not busy.is_shed(within_s)
     await busy.waits(waiting + 30)
     assert busy.is_shed(within_s)
-    assert busy.is_shed(0.0)
-    assert busy.is_shed(-1.0)
+    for over_s in (0.0, -1.0):
+        with pytest.raises(DeadlinePassed):
+            busy.is_shed(over_s)
+
+
+def test_a_deadline_that_has_passed_is_no_overload() -> None:
+    with pytest.raises(DeadlinePassed, match="not accepted"):
+        Queues(namespace="", max_queued=100).check("default", within_s=-0.001)
+
+
+@pytest.mark.parametrize("timeout_us", [1, 9_999])
+def test_a_call_that_asks_for_less_time_than_its_admission_takes_is_wrong(timeout_us: int) -> None:
+    with pytest.raises(BadInput, match=r"parameters\.timeout: expected at least 10000 microseconds") as refused:
+        _timeout_s({"timeout": timeout_us})
+    assert refused.value.param == "parameters.timeout"
+    assert _timeout_s({"timeout": 10_000}) == LEAST_S
 
 
 async def test_once_calls_are_shed_they_are_until_the_queue_is_well_shorter() -> None:

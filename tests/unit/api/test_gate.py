@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
+from api.access.key_record import Terms, base_rate
 from api.access.key_shape import mint
 from api.access.keys import Keys
 from api.admission.caller import Caller
@@ -44,6 +47,9 @@ class World:
         self.model = "digits"
         self.bad_input: BadInput | None = None
         self.timeout_s: float | None = None
+        self.meanwhile: Callable[[], object] = lambda: None  # what happens while the inputs are read
+        self.gate_made: Gate
+        self.known = Keys(self.keys, environment="test")
         self.once: Once | None = None
         self.said: dict[str, Any] = {"key": None, "retry": None, "digest": b""}
 
@@ -61,6 +67,7 @@ class World:
 
     async def inputs(self, deployment: Deployment) -> Inputs:
         self.asked.append("inputs")
+        self.meanwhile()
         if self.bad_input:
             raise self.bad_input
         return Inputs(tensors=(floats("pixels", *[0.0] * 64),), item_count=1, timeout_s=self.timeout_s)
@@ -75,8 +82,8 @@ class World:
     async def gate(self) -> Gate:
         versions = Versions(self.registry)
         await versions.refresh()
-        return Gate(
-            keys=Keys(self.keys, environment="test"),
+        self.gate_made = Gate(
+            keys=self.known,
             versions=versions,
             queues=self.queues,
             space=Space(max_in_flight=self.max_in_flight, max_per_customer=self.max_in_flight),
@@ -85,6 +92,7 @@ class World:
             money=None,
             deadline_s=self.deadline_s,
         )
+        return self.gate_made
 
 
 def space_of(gate: Gate) -> Space:
@@ -104,6 +112,7 @@ async def test_a_call_that_passes_carries_every_decision() -> None:
         assert admission.caller.key_id == world.key.key_id
         assert admission.deployment.model == "digits"
         assert admission.inputs.item_count == 1
+        assert admission.charge is not None
         assert [b.bucket for b in admission.charge.buckets] == [f"key:{world.key.key_id}", "customer:cust_a"]
 
 
@@ -259,3 +268,84 @@ async def test_every_way_out_gives_the_place_back(end: str) -> None:
     assert call.cancelled() or call.exception() is not None
     assert space_of(gate).in_flight == 0
     world.script.hold.set()
+
+
+EXPIRED_AT = datetime.now(timezone.utc) - timedelta(seconds=1)
+#: What may happen to a key, and the code that its calls are refused with from then on.
+CHANGES: list[tuple[dict[str, Any], str]] = [
+    ({"revoked": True}, "revoked_api_key"),
+    ({"expires_at": EXPIRED_AT}, "expired_api_key"),
+    ({"terms": Terms(rates=(), operations=frozenset({"usage"}))}, "operation_not_allowed"),
+    ({"terms": Terms(rates=(), models=frozenset({"other"}))}, "model_not_allowed"),
+]
+
+
+def changed(world: World, **changes: Any) -> None:
+    """The key is changed, and the feed has told this gateway of it."""
+    key_id = world.key.key_id
+    world.keys.records[key_id] = replace(world.keys.records[key_id], **changes)
+    world.known.changed([key_id], [])
+
+
+async def redis_lost(world: World, gate: Gate) -> None:
+    """From now on this gateway decides by its own share of the limits."""
+    world.script.away = True
+    while gate._limiter.trouble() is None:
+        with pytest.raises(ApiError):
+            async with gate.admitted(world, new_request_id()):
+                pass
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+@pytest.mark.parametrize(("changes", "code"), CHANGES)
+async def test_a_key_that_is_changed_while_the_inputs_are_read_counts_as_it_is_then(
+    changes: dict[str, Any], code: str, is_alone: bool
+) -> None:
+    world = World()
+    gate = await world.gate()
+    if is_alone:
+        await redis_lost(world, gate)
+    asked = len(world.script.calls)
+    book = MemoryBook()
+    world.once = gate._once = Once(book, horizon_s=3600.0)
+    world.said = {"key": "k", "retry": None, "digest": b"d" * 32}
+    world.meanwhile = lambda: changed(world, **changes)
+    with pytest.raises(ApiError) as refused:
+        async with gate.admitted(world, new_request_id()):
+            pass
+    assert refused.value.code == code
+    assert len(world.script.calls) == asked, "it took no tokens"
+    await world.once._notes.write()
+    assert book.rows == [], "and its repetition is a first call"
+
+
+async def test_limits_that_are_changed_while_the_inputs_are_read_hold_for_the_call() -> None:
+    world = World()
+    gate = await world.gate()
+    lower = Terms(rates=(base_rate(requests_per_s=3, burst=1),))
+    world.meanwhile = lambda: changed(world, terms=lower)
+    async with gate.admitted(world, new_request_id()) as admission:
+        assert admission.charge is not None
+        assert [b.burst for b in admission.charge.buckets] == [1, 5]
+        assert admission.caller.limits[0].burst == 1
+    assert world.script.calls[0].start.args[5] == 1
+
+
+async def test_a_key_that_stays_as_it_is_is_not_looked_up_again() -> None:
+    world = World()
+    gate = await world.gate()
+    for _ in range(3):
+        async with gate.admitted(world, new_request_id()):
+            pass
+    assert world.keys.lookups == 1
+
+
+@pytest.mark.parametrize("timeout_s", [1e-6, 0.0099])
+async def test_a_call_that_asks_for_too_little_time_costs_no_claim(timeout_s: float) -> None:
+    world, book = World(), MemoryBook()
+    world.once = Once(book, horizon_s=3600.0)
+    world.said = {"key": "k", "retry": None, "digest": b"d" * 32}
+    world.timeout_s = timeout_s
+    error = await refusal(world)
+    assert (error.status, error.code) == (400, "timeout_too_short")
+    assert (book.asked, world.script.calls) == (0, [])

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from api.health import Health, tell_counts
+from api.health import Health, merged, tell_counts
 from tests.conditions import eventually
 
 
@@ -38,3 +38,7 @@ async def test_what_was_counted_since_the_last_time_is_logged_and_nothing_while_
     telling.cancel()
     (record,) = caplog.records
     assert record.fields == {"b": 7}  # type: ignore[attr-defined]
+
+
+def test_what_two_parts_count_by_one_name_adds_up() -> None:
+    assert merged(({"spend_unknown": 2, "a": 1}, {"spend_unknown": 3})) == {"spend_unknown": 5, "a": 1}

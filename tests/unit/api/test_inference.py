@@ -151,7 +151,7 @@ def expired(desk: Desk) -> None:
 
 
 def never(desk: Desk) -> None:
-    desk.world.timeout_s = 0.01
+    desk.world.timeout_s = 0.05
 
 
 RATE_HEADERS = {

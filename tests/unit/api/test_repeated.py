@@ -11,7 +11,17 @@ from uuid import UUID
 
 import pytest
 
-from api.errors import AcceptanceUnknown, AnswerLost, ApiError, DeadlinePassed, RateLimited, Unauthorized, Unavailable
+from api.access.key_record import Terms
+from api.errors import (
+    AcceptanceUnknown,
+    AnswerLost,
+    ApiError,
+    DeadlinePassed,
+    Forbidden,
+    RateLimited,
+    Unauthorized,
+    Unavailable,
+)
 from api.once.claims import OWNER_S, Entry
 from api.once.once import Once
 from api.repeated import Repeated
@@ -20,6 +30,7 @@ from tests.claims import MemoryBook, accepted, call, decisions
 from tests.conditions import eventually
 from tests.factories import finished
 from tests.fakes import manifest, registered, routed
+from tests.unit.api.test_gate import changed
 from tests.unit.api.test_inference import Desk, ended, run, running
 
 DIGEST = b"d" * 32
@@ -104,6 +115,16 @@ async def test_who_sends_a_call_again_is_looked_up_anew_because_no_limiter_reads
 
         monkeypatch.setattr(gate, "caller", revoked)
         with pytest.raises(Unauthorized):
+            await run(inference, desk)
+
+
+async def test_who_sends_a_call_again_with_a_key_that_may_not_call_its_model_any_more_is_not_told_its_outcome() -> None:
+    desk = Told()
+    async with running(desk) as (inference, _):
+        await run(inference, desk)
+        await desk.written()
+        desk.world.meanwhile = lambda: changed(desk.world, terms=Terms(rates=(), models=frozenset({"other"})))
+        with pytest.raises(Forbidden):
             await run(inference, desk)
 
 
