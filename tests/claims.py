@@ -10,6 +10,7 @@ from typing import Any
 
 from api.once.claims import (
     BookAway,
+    Claim,
     Decisions,
     Entry,
     Note,
@@ -17,8 +18,12 @@ from api.once.claims import (
     Standing,
     may_be_repeated,
 )
+from api.once.once import Once
 from schemas.ids import new_request_id
 from tests.fakes import Clock
+
+#: How long a key is known here.
+HORIZON_S = 3600.0
 
 
 def call(*, key: str | None = None, retry: int | None = None, body: bytes = b"a", **changes: Any) -> Sameness:
@@ -130,8 +135,9 @@ class MemoryBook:
         await self._ready()
         for note in notes:
             for row in [r for r in self.rows if r.entry.decisions.request_id == note.request_id]:
-                if note.withdrawn:
-                    self.rows.remove(row)
+                if note.is_leaving:
+                    if note.void or not (row.takeovers or row.accepted):
+                        self.rows.remove(row)
                     continue
                 row.accepted = True
                 if note.answered and row.retries == note.retries:
@@ -177,3 +183,24 @@ def accepted(of: Entry, **more: Any) -> Note:
 def withdrawn(of: Entry) -> Note:
     """The note that this call was refused."""
     return replace(accepted(of), accepted=False, withdrawn=True)
+
+
+def void(of: Entry) -> Note:
+    """The note that this call's request came to nothing."""
+    return replace(accepted(of), accepted=False, void=True)
+
+
+def once(book: MemoryBook) -> Once:
+    """One process's."""
+    return Once(book, horizon_s=HORIZON_S)
+
+
+async def claim(by: Once, said: Sameness, **decided: Any) -> Claim:
+    """A call's place in the book, with decisions of its own."""
+    return await by.claim(said, decisions(**decided))
+
+
+async def settle(*processes: Once) -> None:
+    """What became of claims is written."""
+    for one in processes:
+        await one._notes.write()

@@ -88,7 +88,7 @@ class PostgresBook:
 
     async def note(self, notes: Sequence[Note]) -> None:
         """See Book."""
-        kept, gone = [n for n in notes if not n.withdrawn], [n for n in notes if n.withdrawn]
+        kept, gone = [n for n in notes if not n.is_leaving], [n for n in notes if n.is_leaving]
         if kept:
             await self._fetch(
                 "note_claims",
@@ -99,8 +99,13 @@ class PostgresBook:
                 within_s=_NOTE_WITHIN_S,
             )
         if gone:
-            ids = ([n.is_keyed for n in gone], [n.request_id for n in gone])
-            await self._fetch("withdraw_claims", *ids, within_s=_NOTE_WITHIN_S)
+            await self._fetch(
+                "delete_claims",
+                [n.is_keyed for n in gone],
+                [n.request_id for n in gone],
+                [n.void for n in gone],
+                within_s=_NOTE_WITHIN_S,
+            )
 
     async def prune(self, *, is_keyed: bool, older_than_s: float, at_most: int) -> int | None:
         """See Book."""

@@ -130,7 +130,12 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """What became of a claim. `answered` is about the call that saw so many `retries`; a withdrawn claim is gone."""
+    """What became of a claim. `answered` is about the call that saw so many `retries`.
+
+    `withdrawn` is about the call: it did not put the request on the log. That ends the claim only if nobody ever took
+    it over, for another owner may have put it there, and it would run a second time under another id. `void` is about
+    the request, whoever put it there, and always ends the claim.
+    """
 
     is_keyed: bool
     request_id: UUID
@@ -138,16 +143,25 @@ class Note:
     accepted: bool = False
     answered: bool = False
     withdrawn: bool = False
+    void: bool = False
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the claim may have to leave the book."""
+        return self.withdrawn or self.void
 
     def and_then(self, later: Note) -> Note:
         """Both as one."""
+        accepted = self.accepted or later.accepted
         return Note(
             is_keyed=self.is_keyed,
             request_id=self.request_id,
             retries=max(self.retries, later.retries),
-            accepted=self.accepted or later.accepted,
+            accepted=accepted,
             answered=later.answered or (self.answered and later.retries <= self.retries),
-            withdrawn=self.withdrawn or later.withdrawn,
+            # Accepted for one call and withdrawn by another: the claim was taken over.
+            withdrawn=(self.withdrawn or later.withdrawn) and not accepted,
+            void=self.void or later.void,
         )
 
 
@@ -161,7 +175,7 @@ class Book(Protocol):
     async def enter(self, entries: Sequence[Entry]) -> Sequence[Standing | None]:
         """Enter each. One whose key is taken is not entered, and what stands there is given instead.
 
-        None where what stood there was withdrawn meanwhile: it may be entered again.
+        None where what stood there left the book meanwhile: it may be entered again.
         """
 
     async def rejoin(self, entry: Entry) -> Standing | None:
@@ -169,13 +183,16 @@ class Book(Protocol):
         this one from now on, and by no other of the same count."""
 
     async def find(self, standing: Standing) -> Standing | None:
-        """The same claim as it stands now, None when it was withdrawn."""
+        """The same claim as it stands now, None when it left the book."""
 
     async def take_over(self, standing: Standing) -> bool:
         """Become the owner of a claim that nobody else took over since it stood like this, and that is not accepted."""
 
     async def note(self, notes: Sequence[Note]) -> None:
-        """Write down what became of claims, at most one note for each."""
+        """Write down what became of claims, at most one note for each.
+
+        A void claim leaves the book; one that is withdrawn does unless it is accepted, or was ever taken over.
+        """
 
     async def prune(self, *, is_keyed: bool, older_than_s: float, at_most: int) -> int | None:
         """Let go of so many claims that no call came to for so long; how many, None while another process does it."""

@@ -99,18 +99,25 @@ class Once:
             self._note(claim, accepted=True, answered=True)
 
     def withdraw(self, claim: Claim) -> None:
-        """The call is refused and did not put its request on the log: the next call like it is a first one."""
-        if not claim.is_taken_over:  # else whoever had it before may have
-            self.void(claim)
+        """The call is refused and did not put its request on the log: the next call like it is a first one.
+
+        Unless another call may have put it there: one that this call took the claim over from, or one that took it over
+        from this call, which was slow. The book knows of both.
+        """
+        self._note(claim, withdrawn=True)
 
     def void(self, claim: Claim) -> None:
-        """Its request came to nothing that counts, and cannot any more: the next call like it is a first one."""
-        self._note(claim, withdrawn=True)
+        """Its request came to nothing that counts, and cannot any more: the next call like it is a first one.
+
+        Whoever held the claim meant the same request, and what was entered in its place has another id. So this may be
+        said late, and more than once.
+        """
+        self._note(claim, void=True)
 
     async def renew(self, claim: Claim) -> None:
         """The same, at once: this call is about to be the next. Raises Unavailable when the book does not answer."""
         try:
-            await self._asked(self._book.note, [_note(claim, withdrawn=True)])
+            await self._asked(self._book.note, [_note(claim, void=True)])
         except BookAway as error:
             raise _book_away("calls like it cannot be looked up now") from error
 
@@ -120,7 +127,7 @@ class Once:
         while True:
             if standing is None:
                 standing = await self._asked(self._entries.enter, entry)
-            if standing is None:  # what stood there was withdrawn just now
+            if standing is None:  # what stood there left the book just now
                 continue
             if is_entered(entry, standing):
                 return _claim(entry, standing.decisions, is_ours=True)
@@ -176,7 +183,7 @@ def _note(claim: Claim, **said: bool) -> Note:
 
 
 def _gone(standing: Standing) -> Note:
-    return Note(is_keyed=standing.is_keyed, request_id=standing.decisions.request_id, retries=0, withdrawn=True)
+    return Note(is_keyed=standing.is_keyed, request_id=standing.decisions.request_id, retries=0, void=True)
 
 
 def _away(call: Sameness) -> Unavailable:

@@ -62,9 +62,11 @@ UPDATE claims SET accepted_at = coalesce(claims.accepted_at, now()),
 FROM unnest($1::boolean[], $2::uuid[], $3::integer[], $4::boolean[]) AS note (is_keyed, request_id, retries, answered)
 WHERE claims.is_keyed = note.is_keyed AND claims.request_id = note.request_id;
 
--- name: withdraw_claims
-DELETE FROM claims USING unnest($1::boolean[], $2::uuid[]) AS note (is_keyed, request_id)
-WHERE claims.is_keyed = note.is_keyed AND claims.request_id = note.request_id;
+-- name: delete_claims
+-- $3: void, else withdrawn. Of a claim that was taken over another owner may have put the request on the log.
+DELETE FROM claims USING unnest($1::boolean[], $2::uuid[], $3::boolean[]) AS note (is_keyed, request_id, void)
+WHERE claims.is_keyed = note.is_keyed AND claims.request_id = note.request_id
+  AND (note.void OR (claims.takeovers = 0 AND claims.accepted_at IS NULL));
 
 -- name: prune_claims
 -- $2: an id of the time before which claims may be old enough, which is where the key of the table begins. Null: another

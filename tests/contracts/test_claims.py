@@ -17,7 +17,7 @@ from infra.postgres import Pool, open_pool
 from infra.settings import PostgresSettings
 from infra.turns import Turn
 from schemas.ids import new_request_id
-from tests.claims import MemoryBook, accepted, call, decisions, entry, withdrawn
+from tests.claims import MemoryBook, accepted, call, decisions, entry, void, withdrawn
 from tests.conftest import _clone, _drop, dsn_for, run_apart
 from tests.processes import free_port
 
@@ -177,13 +177,54 @@ async def test_a_claim_is_taken_over_by_one_and_not_once_it_is_accepted(book: An
     assert not await book.take_over(after)
 
 
+@pytest.mark.parametrize("gone", [withdrawn, void])
 @pytest.mark.parametrize(("first", "later"), [(entry(key="k"), entry(key="k")), (entry(retry=0), entry(retry=1))])
-async def test_what_was_withdrawn_is_not_there(book: Any, first: Entry, later: Entry) -> None:
+async def test_what_was_withdrawn_or_is_void_is_not_there(book: Any, first: Entry, later: Entry, gone: Any) -> None:
     standing = await enter(book, first)
-    await book.note([withdrawn(first), accepted(entry(retry=0))])
+    await book.note([gone(first), accepted(entry(retry=0))])
     assert await book.find(standing) is None
     assert await book.rejoin(later) is None
     assert (await enter(book, later)).decisions == later.decisions
+
+
+@pytest.mark.parametrize("new", [entry(key="k"), entry(retry=0)], ids=["keyed", "counted"])
+@pytest.mark.parametrize(("is_taken_over", "is_accepted"), [(True, False), (False, True), (True, True)])
+async def test_what_another_call_took_over_or_is_accepted_cannot_be_withdrawn_and_only_be_void(
+    book: Any, new: Entry, is_taken_over: bool, is_accepted: bool
+) -> None:
+    standing, refused = await enter(book, new), entry(key="refused")
+    await enter(book, refused)
+    if is_taken_over:
+        assert await book.take_over(standing)
+    if is_accepted:
+        await book.note([accepted(new)])
+    await book.note([withdrawn(new), withdrawn(refused)])
+    after = await book.find(standing)
+    assert (after.decisions, after.takeovers, after.is_accepted) == (new.decisions, int(is_taken_over), is_accepted)
+    again = entry(key="refused")
+    assert (await enter(book, again)).decisions == again.decisions
+    await book.note([void(new), withdrawn(again)])
+    assert await book.find(standing) is None
+
+
+async def test_a_claim_is_either_taken_over_or_withdrawn(book: Any) -> None:
+    """Whichever comes first, when both come at once."""
+    for _ in range(10):
+        new = entry(key="k")
+        standing = await enter(book, new)
+        taken, _ = await asyncio.gather(book.take_over(standing), book.note([withdrawn(new)]))
+        assert (await book.find(standing) is not None) is taken
+        await book.note([void(new)])
+
+
+async def test_what_was_entered_in_place_of_a_void_claim_is_another(book: Any) -> None:
+    first, anew = entry(key="k"), entry(key="k")
+    await enter(book, first)
+    await book.note([void(first)])
+    standing = await enter(book, anew)
+    await book.note([void(first)])
+    await book.note([withdrawn(first)])
+    assert (await book.find(standing)).decisions == anew.decisions
 
 
 async def test_only_what_nobody_can_come_back_to_is_let_go_of(book: Any) -> None:
