@@ -22,8 +22,8 @@ from api.admission.deadlines import Queues
 from api.admission.space import Space
 from api.cancellations import Cancellations
 from api.door.bodies import Bodies
-from api.door.connections import room_for_files
-from api.door.pace import Pace
+from api.door.files import room_for_files
+from api.door.pace import RARE_PER_S, Pace
 from api.door.server import BACKLOG, CLOSE_WITHIN_S, listen, make_runner, open_door
 from api.gate import Gate
 from api.health import Health, tell_counts
@@ -40,6 +40,7 @@ from api.request_log import ACK_WITHIN_S, RequestLog
 from api.resources import BOOK, CLAIM_CHECK, LIMITER_REDIS, REGISTRY, RESOURCES, RESULTS_REDIS, SCHEMAS, SPEND_POOL
 from api.results.cache import RedisCache
 from api.results.log import Log
+from api.results.readers import Readers
 from api.results.result_log import ResultLog
 from api.results.status import RequestStatus
 from api.results.waiting import Results
@@ -87,8 +88,10 @@ def create_app(settings: ApiSettings) -> web.Application:
     app = web.Application(middlewares=[connected, envelope, paced], client_max_size=settings.max_body_bytes)
     app[SETTINGS] = settings
     app[STRANGERS] = Pace(per_s=settings.strangers_per_s)
-    what = "reads and refused calls with this key"
-    app[FREE] = Pace(per_s=settings.free_per_s, share=0.25, name="free_calls", what=what)
+    what = "reads and refused calls with {}"
+    app[FREE] = Pace(
+        per_s=settings.free_per_s, share=0.25, rare_per_s=RARE_PER_S, name="free_calls", what=what, whose="this key"
+    )
     app[BODIES] = Bodies(most_bytes=settings.body_bytes)
     app[CATALOGUE] = Catalogue(locked_schemas(), namespace=settings.kafka.namespace)
     app.add_routes(ROUTES)
@@ -104,9 +107,10 @@ async def _services(app: web.Application) -> AsyncIterator[None]:
     queues = Queues(namespace=settings.kafka.namespace, max_queued=settings.max_queued, deadline_s=settings.deadline_s)
     schemas = app[SCHEMAS]
     cache = RedisCache(app[RESULTS_REDIS], ttl_s=settings.result_ttl_s)
-    # Two readers for waiting calls and two for status reads: neither can hold up the other.
+    # Two readers for waiting calls, and two for status reads and last words: neither can hold up the other.
     results_topic = RESULTS_TOPIC.in_namespace(settings.kafka.namespace).name
     lookups, status_lookups = (Lookups[Log](lambda: open_lookup(settings.kafka), most=2) for _ in range(2))
+    readers = Readers(status_lookups)
     result_log = ResultLog(
         lambda: open_lookup(settings.kafka),
         lookups,
@@ -117,7 +121,7 @@ async def _services(app: web.Application) -> AsyncIterator[None]:
     app[REQUESTS] = status = RequestStatus(
         cache,
         redis_keys,
-        status_lookups,
+        readers,
         namespace=settings.kafka.namespace,
         pools=versions.pools,
         deadline_s=settings.deadline_s,
@@ -167,7 +171,7 @@ async def _services(app: web.Application) -> AsyncIterator[None]:
         large=app[LARGE],
         instance=settings.instance,
         gone=cancellations.gone,
-        repeated=Repeated(results, once=once, last_word=LogsLastWord(lookups, topic=results_topic)),
+        repeated=Repeated(results, once=once, last_word=LogsLastWord(readers, topic=results_topic)),
     )
     app[HEALTH] = Health(
         {

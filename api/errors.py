@@ -61,6 +61,8 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.headers = dict(headers or {})
+        #: Whether its call had taken tokens, and so is bounded by its key's own limits.
+        self.took_tokens = False
         #: The request that this is about, where it is not the call's own.
         self.request_id: UUID | None = None
         if code is not None:

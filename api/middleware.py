@@ -6,6 +6,7 @@ question when it is answered is not read.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from contextlib import suppress
@@ -14,7 +15,7 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from api.access.key_shape import public_id
+from api.access.key_shape import public_id, shown
 from api.door.connections import MOST_UNWANTED_BYTES
 from api.door.pace import TURNS_JUDGED, Refused, peer_of
 from api.errors import (
@@ -45,8 +46,15 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-
 MOST_HEAD_BYTES = 32 * 1024
 #: Reading and dropping so many bytes costs this process about what answering a call does.
 _BYTES_PER_TURN = 256 * 1024
-#: Colon, space and line end.
-_HEADER_MARKS = 4
+#: Colon, space and line end; two spaces, the version, line end and the empty line.
+_HEADER_MARKS, _LINE_MARKS = 4, 14
+
+#: How long a connection of a key with too many refusals is left unread before the last one on it: closed at once it
+#: would come again at once. Shorter than SPOILT_S.
+HUNG_UP_S = 4.0
+_HANGS_UP = web.RequestKey("hangs_up", bool)
+
+_READS = frozenset({"GET", "HEAD"})
 
 #: Asked without a key by whoever supervises this process.
 _HEALTH_PATHS = frozenset({"/healthz", "/readyz", "/v2", "/v2/health/live", "/v2/health/ready"})
@@ -56,13 +64,14 @@ _HEALTH_PATHS = frozenset({"/healthz", "/readyz", "/v2", "/v2/health/live", "/v2
 async def connected(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Outermost: tell the call's connection that its head is there, and that it is answered."""
     connections, transport = request.app[CONNECTIONS], request.transport
-    connections.asked(transport, head_size_bytes(request) + len(request.path_qs))
+    line_bytes = len(request.method) + len(request.raw_path) + _LINE_MARKS
+    connections.asked(transport, line_bytes + head_size_bytes(request))
     try:
         response = await handler(request)
     finally:
         drop_body(request)
         if request.content.is_eof():
-            connections.answered(transport)
+            connections.answered(transport, request.content.total_bytes)
         else:
             connections.leaving(transport)
     if not request.content.is_eof():
@@ -72,8 +81,11 @@ async def connected(request: web.Request, handler: Handler) -> web.StreamRespons
 
 @web.middleware
 async def paced(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Innermost: let calls that take no tokens wait for their turn, those that need no key before they are handled,
-    others before they are told; by their key if it is good. Raises Refused when there are too many."""
+    """Innermost: let calls that take no tokens wait for their turn, those that need no key before they are handled, and
+    reads with one that was found good lately; others before they are told; by their key if it is good.
+
+    Raises Refused when there are too many.
+    """
     strangers = request.app[STRANGERS]
     peer = peer_of(request.transport.get_extra_info("peername")) if request.transport is not None else ""
     if request.path in _HEALTH_PATHS:
@@ -82,34 +94,67 @@ async def paced(request: web.Request, handler: Handler) -> web.StreamResponse:
     if request.match_info.http_exception is not None or surface_of(request.path) is Surface.REGISTRY:
         await strangers.turn(peer)
         return await handler(request)
+    turns_taken = 0.0
     try:
         if (head_bytes := head_size_bytes(request)) > MOST_HEAD_BYTES:
             raise HeadTooLarge(f"the headers come to {head_bytes} bytes, at most {MOST_HEAD_BYTES} are taken")
+        if request.method in _READS and _is_known(request):
+            turns_taken = 1.0
+            await _free_turn(request, peer, turns_taken)
         response = await handler(request)
-    except ApiError as refusal:
+    except ApiError as raised:
+        refusal = raised
+    else:
+        strangers.welcome(peer)
+        if not request.get(TOOK_TOKENS, False) and not turns_taken:
+            drop_body(request)
+            if request.method in _READS:
+                request.app[FREE].vouch(*shown(request.headers.get("Authorization")))
+            # What has been told already, a repetition's outcome, only keeps the next call on its connection waiting.
+            with suppress(*([Refused] if response.prepared else [])):
+                await _free_turn(request, peer)
+        return response
+    # The body and what was made of it are held by the frames that the refusal came through, and by what it came from.
+    # They must not be while it waits: many do.
+    drop_body(request)
+    refusal.__cause__ = refusal.__context__ = refusal.__traceback__ = None
+    try:
         if _is_nobodys(refusal):
             await strangers.turn(peer, turns=1 + _unread_bytes(request) / _BYTES_PER_TURN)
-        elif refusal.status < 500 or refusal.code == "customer_crowded":
+        elif not (isinstance(refusal, Refused) or refusal.took_tokens or refusal.code == ApiError.code):
+            strangers.welcome(peer)
             with suppress(Refused):  # what it is told is why it was refused in the first place
-                await _free_turn(request, TURNS_JUDGED)
+                await _free_turn(request, peer, TURNS_JUDGED - turns_taken)
+        raise refusal
+    finally:
+        del refusal  # or this frame and the refusal would hold each other
+
+
+def _is_known(request: web.Request) -> bool:
+    """Whether the call shows a key that was good when it last read something: whoever makes one up, also one with
+    another's public id, takes no turns of that key."""
+    key_id, key_sha256 = shown(request.headers.get("Authorization"))
+    return key_id != "" and request.app[FREE].vouches(key_id, key_sha256)
+
+
+async def _free_turn(request: web.Request, peer: str, turns: float = 1.0) -> None:
+    """Wait for a turn of the call's key. Raises Refused; too many of one key are kept on their connections, unread."""
+    try:
+        await request.app[FREE].turn(public_id(request.headers.get("Authorization")), turns=turns)
+    except Refused as refused:
+        if refused.hang_up:
+            request[_HANGS_UP] = True
+            request.app[STRANGERS].wasted(peer)  # who does not wait for it comes again from the same address
+            request.app[CONNECTIONS].spoilt(request.transport)
+            await asyncio.sleep(HUNG_UP_S)
         raise
-    strangers.welcome(peer)
-    if not request.get(TOOK_TOKENS, False):
-        # What has been told already, a repetition's outcome, only keeps the next call on its connection waiting.
-        with suppress(*([Refused] if response.prepared else [])):
-            await _free_turn(request)
-    return response
-
-
-async def _free_turn(request: web.Request, turns: float = 1.0) -> None:
-    await request.app[FREE].turn(public_id(request.headers.get("Authorization")), turns=turns)
 
 
 def _is_nobodys(refusal: ApiError) -> bool:
     """Whether nobody's key was looked at, or the call is none that anybody would take: it costs its sender no tokens
     either, and this process the reading of it."""
     if isinstance(refusal, Unavailable):
-        return refusal.code == "keys_busy"
+        return refusal.code in ("keys_busy", "registry_away")
     return isinstance(refusal, Unauthorized | HeadTooLarge | TooLarge | UnsupportedEncoding)
 
 
@@ -135,6 +180,8 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
         )
         if isinstance(error, HeadTooLarge) or (isinstance(error, Refused) and error.hang_up):
             response.force_close()
+    if request.get(_HANGS_UP, False):
+        response.force_close()
     response.headers.update(marks(request[REQUEST_ID]))
     return response
 

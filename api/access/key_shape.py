@@ -71,6 +71,13 @@ def public_id(authorization: str | None) -> str:
     return match[2] if match is not None else ""
 
 
+def shown(authorization: str | None) -> tuple[str, bytes]:
+    """The public id and the digest of the key in an Authorization header, however that is spelt; `("", b"")` where
+    there is none. Nothing is checked."""
+    match = _KEY.search(authorization or "")
+    return (match[2], digest(match[0])) if match is not None else ("", b"")
+
+
 def bearer(authorization: str | None) -> str:
     """The key in an Authorization header. Raises Unauthorized when there is none."""
     if authorization is None:

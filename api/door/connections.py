@@ -9,16 +9,13 @@ where they are read (`api.door.bodies`).
 from __future__ import annotations
 
 import asyncio
-import logging
-import resource
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import chain
 
 from api.door.connection import Connection
-
-logger = logging.getLogger(__name__)
+from api.door.unread import Unread
 
 #: A head must be complete so long after the connection was opened, or after its first byte on one that was idle.
 HEAD_WITHIN_S = 10.0
@@ -27,20 +24,15 @@ IDLE_S = 75.0
 #: How long a connection on which no question can come is left to its caller, unread: who waits for its end cannot come
 #: again at once. Longer than the answer to what cannot be read is held back.
 SPOILT_S = 5.0
-#: An answer must have left this process so long after the caller stopped reading; large ones have their own time.
-UNREAD_S = 30.0
 #: What one connection may send before its head is whole, and while its call is answered, beyond what is read of it: the
 #: largest head, and what aiohttp takes in before it stops reading. Beyond, it is closed, or read no further.
 MOST_OWED_BYTES = 192 * 1024
 MOST_AHEAD_BYTES = 128 * 1024
 #: What is read of a body that nobody wants, so that who sends it sees why.
 MOST_UNWANTED_BYTES = 1024 * 1024
-#: What all of them may make this process hold: bytes that nobody has read yet, and answers that are not read.
+#: What all of them may make this process hold of bytes that nobody has read yet.
 MOST_HELD_BYTES = 64 * 1024 * 1024
-MOST_UNREAD_BYTES = 64 * 1024 * 1024
 _SWEEP_S = 1.0
-#: Files beside connections of callers: servers, libraries, logs.
-_OTHER_FILES = 256
 
 
 class Connections:
@@ -70,8 +62,7 @@ class Connections:
         self._spoilt: dict[Connection, None] = {}
         self._of: dict[asyncio.BaseTransport, Connection] = {}
         self._peers: Counter[str] = Counter()
-        # Those whose caller does not read, and how much each has left to read, in the order in which that began.
-        self._unread: dict[Connection, int] = {}
+        self._unread = Unread(clock)
         self._held_bytes = 0
         self.counts: Counter[str] = Counter(
             connections_refused=0, connections_closed_for_others=0, heads_late=0, heads_large=0, answers_unread=0
@@ -99,7 +90,7 @@ class Connections:
             new.has_asked = True
             self._spoil(new)
             return None
-        self._wait(self._owing, new)
+        self._move(new, self._owing)
         return self._serve()
 
     @property
@@ -112,8 +103,7 @@ class Connections:
         if connection in self._spoilt:
             return False
         if connection in self._idle:
-            del self._idle[connection]
-            self._wait(self._owing, connection)
+            self._move(connection, self._owing)
             self._let_go(connection)
         connection.held_bytes += size_bytes
         self._held_bytes += size_bytes
@@ -127,12 +117,12 @@ class Connections:
                 self._close(connection)
             return False
         if connection.is_leaving and connection.held_bytes > MOST_UNWANTED_BYTES:
-            connection.pause()  # and aiohttp, which has nothing more to drop, does not resume it
+            connection.pause()
             return False
         return True
 
     def fed(self, connection: Connection) -> None:
-        """The bytes were handed on. Only now may it be paused: aiohttp resumes reading at the end of every body."""
+        """The bytes were handed on, and so many wait to be read that no more are taken."""
         if connection not in self._owing and connection.held_bytes > MOST_AHEAD_BYTES:
             connection.pause()
 
@@ -140,6 +130,7 @@ class Connections:
         """Its call has read all of the body that came until now."""
         connection = self._of.get(transport) if transport is not None else None
         if connection is not None:
+            connection.taken_bytes += connection.held_bytes
             self._let_go(connection)
 
     def asked(self, transport: asyncio.BaseTransport | None, head_bytes: int | None = None) -> None:
@@ -147,16 +138,17 @@ class Connections:
         connection = self._of.get(transport) if transport is not None else None
         if connection is not None:
             connection.has_asked = True
-            self._owing.pop(connection, None)
-            self._idle.pop(connection, None)
+            connection.taken_bytes = 0
+            self._move(connection, None)
             self._let_go(connection, head_bytes)
 
-    def answered(self, transport: asyncio.BaseTransport | None) -> None:
-        """The answer is made; it may send another question."""
+    def answered(self, transport: asyncio.BaseTransport | None, body_bytes: int = 0) -> None:
+        """The answer is made, and the body of so many bytes was read or is of no use; another question may come."""
         connection = self._of.get(transport) if transport is not None else None
+        if connection is not None and body_bytes > connection.taken_bytes:
+            self._let_go(connection, body_bytes - connection.taken_bytes)
         if connection is not None and connection not in self._owing:
-            self._idle.pop(connection, None)
-            self._wait(self._idle, connection)
+            self._move(connection, self._idle)
 
     def leaving(self, transport: asyncio.BaseTransport | None) -> None:
         """The answer is made, the rest of the question is of no use, and it will be closed."""
@@ -165,8 +157,7 @@ class Connections:
         if connection is not None:
             connection.is_leaving = True
             self._let_go(connection)
-            self._idle.pop(connection, None)
-            self._wait(self._owing, connection)  # what still comes does not prolong its time
+            self._move(connection, self._owing)  # what still comes does not prolong its time
 
     def spoilt(self, transport: asyncio.BaseTransport | None) -> None:
         """What came on it is no question, so that none can follow; it may be told so before it is closed."""
@@ -176,23 +167,19 @@ class Connections:
 
     def stuck(self, connection: Connection) -> None:
         """Its caller reads more slowly than it is answered."""
-        if connection not in self._unread:
-            connection.unread_since_s = self._clock()
-        self._unread[connection] = connection.unsent_bytes()
-        while sum(self._unread.values()) > MOST_UNREAD_BYTES:
-            self.counts["answers_unread"] += 1
-            self._close(next(iter(self._unread)))
+        self._unread.look(connection)
+        self._close_unread(self._unread.excess())
 
     def read_on(self, connection: Connection) -> None:
         """Its caller has read nearly all of it."""
-        self._unread.pop(connection, None)
+        self._unread.forget(connection)
 
     def gone(self, connection: Connection) -> None:
         """It was closed."""
         self._owing.pop(connection, None)
         self._idle.pop(connection, None)
         self._spoilt.pop(connection, None)
-        self._unread.pop(connection, None)
+        self._unread.forget(connection)
         self._let_go(connection)
         if connection.transport is not None and self._of.pop(connection.transport, None) is not None:
             self._peers[connection.peer] -= 1
@@ -215,12 +202,12 @@ class Connections:
                 if count is not None:
                     self.counts[count] += 1
                 self._close(connection)
-        for connection in list(self._unread):
-            if now_s - connection.unread_since_s >= UNREAD_S:
-                self.counts["answers_unread"] += 1
-                self._close(connection)
-            else:
-                self.stuck(connection)  # it may have been given more to read meanwhile
+        for connection in self._idle:
+            # No call has begun with what is left, so it is none: spaces, or frames of chunks, that nobody counted.
+            if now_s - connection.since_s >= _SWEEP_S and connection not in self._unread:
+                self._let_go(connection)
+        self._close_unread(self._unread.late())
+        self._close_unread(self._unread.excess())  # they may have been given more to read meanwhile
 
     async def sweep(self) -> None:
         """Close late ones, once a second, for ever."""
@@ -228,14 +215,17 @@ class Connections:
             self.close_late()
             await asyncio.sleep(_SWEEP_S)
 
-    def _wait(self, waiting: dict[Connection, None], connection: Connection) -> None:
-        connection.since_s = self._clock()
-        waiting[connection] = None
+    def _move(self, connection: Connection, waiting: dict[Connection, None] | None) -> None:
+        """It has one state, None while it is being answered. Who is spoilt stays so."""
+        if connection not in self._spoilt:
+            self._owing.pop(connection, None)
+            self._idle.pop(connection, None)
+            if waiting is not None:
+                connection.since_s = self._clock()
+                waiting[connection] = None
 
     def _spoil(self, connection: Connection) -> None:
-        self._owing.pop(connection, None)
-        self._idle.pop(connection, None)
-        self._wait(self._spoilt, connection)
+        self._move(connection, self._spoilt)
         connection.pause()
 
     def _let_go(self, connection: Connection, size_bytes: int | None = None) -> None:
@@ -243,7 +233,7 @@ class Connections:
         size_bytes = held if size_bytes is None else min(size_bytes, held)
         self._held_bytes -= size_bytes
         connection.held_bytes -= size_bytes
-        if connection.held_bytes <= MOST_AHEAD_BYTES // 2:
+        if connection.held_bytes <= MOST_AHEAD_BYTES // 2 and connection not in self._spoilt:
             connection.resume()
 
     def _make_room(self, peer: str) -> bool:
@@ -260,23 +250,12 @@ class Connections:
         self._close(oldest)
         return True
 
+    def _close_unread(self, those: Iterable[Connection]) -> None:
+        for connection in those:
+            self.counts["answers_unread"] += 1
+            self._close(connection)
+
     def _close(self, connection: Connection) -> None:
         self.gone(connection)  # its place is free now, although asyncio tells of its end later
         if connection.transport is not None:
             connection.transport.abort()
-
-
-def room_for_files(wanted: int) -> int:
-    """How many connections the system's limit of open files leaves, at most `wanted`; the soft limit is raised."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        raised = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
-        if raised < needed:
-            fields = {"open_files": raised, "needed": needed}
-            logger.warning(
-                "the limit of open files leaves fewer connections than were asked for", extra={"fields": fields}
-            )
-        return max(1, raised - _OTHER_FILES)
-    return wanted

@@ -9,6 +9,7 @@ from uuid import UUID
 import orjson
 from aiohttp import web
 
+from api.access.key_shape import public_id
 from api.door.bodies import WITHIN_S
 from api.errors import BadInput, TooLarge, UnsupportedEncoding
 from api.services import BODIES, CONNECTIONS
@@ -59,7 +60,7 @@ async def _arriving(request: web.Request, limit: int, within_s: float) -> bytes:
 
     # By key, which was found to be good before any body is read; the little that is read without one is as by one key.
     return await request.app[BODIES].read(
-        request.headers.get("Authorization", ""),
+        public_id(request.headers.get("Authorization")),
         next_piece,
         size_bytes=request.content_length,
         limit_bytes=limit,
@@ -77,7 +78,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise BadInput(f"the body is not JSON: {error}", code="invalid_json") from error
+        raise BadInput(f"the body is not JSON: {error}", code="invalid_json") from None  # the cause holds the body
     if not isinstance(document, dict):
         raise BadInput(f"the body is a JSON {json_kind(document)}, expected an object", code="invalid_json")
     return document

@@ -6,26 +6,30 @@ import asyncio
 import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
 
+from api.door.connection import Connection
 from api.door.connections import (
     HEAD_WITHIN_S,
     IDLE_S,
+    MOST_AHEAD_BYTES,
     MOST_OWED_BYTES,
     SPOILT_S,
-    Connection,
     Connections,
-    room_for_files,
 )
+from api.door.files import room_for_files
 from api.door.pace import Pace
+from api.door.unread import UNREAD_S
 from api.errors import Unauthorized, Unavailable
 from api.middleware import connected, envelope, paced
 from api.services import CONNECTIONS, FREE, STRANGERS
 from tests.conditions import eventually
 from tests.fakes import Clock
+
+MIB = 1024 * 1024
 
 
 class Wire(asyncio.Transport):
@@ -34,9 +38,15 @@ class Wire(asyncio.Transport):
     def __init__(self, peer: str) -> None:
         super().__init__({"peername": (peer, 1)})
         self.aborted = self.paused = False
+        self.unsent_bytes = 0
 
     def is_closing(self) -> bool:
         return self.aborted
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent_bytes
+
+    def write(self, data: object) -> None: ...
 
     def pause_reading(self) -> None:
         self.paused = True
@@ -48,18 +58,23 @@ class Wire(asyncio.Transport):
         self.aborted = True
 
 
+def real(wire: Any) -> Wire:
+    """The socket's transport behind the one that a protocol has."""
+    return cast(Wire, wire._transport)
+
+
 class Hall:
     """Connections with nobody behind them."""
 
     def __init__(self, **changes: Any) -> None:
         self.clock = Clock()
-        self.connections = Connections(asyncio.Protocol, **{"most": 8, "clock": self.clock, **changes})
+        self.connections = Connections(**{"serve": asyncio.Protocol, "most": 8, "clock": self.clock, **changes})
 
     def connect(self, peer: str = "1.1.1.1") -> tuple[Connection, Wire]:
-        connection, wire = self.connections(), Wire(peer)
-        connection.connection_made(wire)
+        connection = self.connections()
+        connection.connection_made(Wire(peer))
         self.clock.now_s += 0.001
-        return connection, wire
+        return connection, cast(Wire, connection.transport)
 
     def late_after(self, seconds: float, wire: Wire) -> bool:
         self.clock.now_s += seconds
@@ -192,6 +207,126 @@ def test_what_is_no_question_is_read_no_further_and_gives_its_place_to_others_fi
     assert not hall.late_after(SPOILT_S - 0.1, wire)
     assert hall.late_after(0.1, wire)
     assert hall.connections.held_bytes == 0
+
+
+class Listener(asyncio.Protocol):
+    """Keeps the transport that it was given."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+
+def test_a_connection_is_read_while_neither_the_door_nor_the_protocol_would_have_it_otherwise() -> None:
+    listener = Listener()
+    hall = Hall(serve=lambda: listener)
+    connection, wire = hall.connect()
+    for first, second in (
+        ((connection.pause, connection.resume), (listener.transport.pause_reading, listener.transport.resume_reading)),
+        ((listener.transport.pause_reading, listener.transport.resume_reading), (connection.pause, connection.resume)),
+    ):
+        first[0]()
+        second[1]()  # it never had anything against it
+        assert wire.paused
+        second[0]()
+        first[1]()
+        assert wire.paused
+        second[1]()
+        assert not wire.paused
+
+
+def test_what_a_call_read_is_let_go_of_with_its_answer_and_the_rest_when_nothing_more_is_asked() -> None:
+    hall = Hall()
+    connection, wire = hall.connect()
+    question = 100 + 15_000
+    hall.connections.heard(connection, question)
+    for _ in range(40):
+        # Always one ahead.
+        hall.connections.asked(wire, 100)
+        assert hall.connections.heard(connection, question)
+        hall.connections.fed(connection)
+        hall.connections.answered(wire, 15_000)
+        assert (connection.held_bytes, wire.paused) == (question, False)
+    # A body that was read piece by piece was counted then.
+    hall.connections.asked(wire, 100)
+    hall.connections.took(wire)
+    hall.connections.heard(connection, 7 + 5_000)
+    hall.connections.answered(wire, 15_000)
+    assert connection.held_bytes == 5_007
+    # How it was written is not known to the byte; what no call begins with is nothing that waits.
+    hall.connections.asked(wire, 7)
+    hall.connections.answered(wire, 4_990)
+    assert connection.held_bytes == 10
+    assert not hall.late_after(1, wire)
+    assert (connection.held_bytes, hall.connections.held_bytes) == (0, 0)
+
+
+def test_who_stopped_reading_its_answer_is_not_let_to_send_more_meanwhile() -> None:
+    hall = Hall()
+    connection, wire = hall.connect()
+    hall.connections.asked(wire)
+    hall.connections.heard(connection, MOST_AHEAD_BYTES + 1)
+    hall.connections.fed(connection)
+    hall.connections.answered(wire)
+    hall.connections.stuck(connection)
+    for _ in range(3):
+        hall.late_after(1, wire)
+        assert wire.paused
+    hall.connections.read_on(connection)
+    hall.late_after(1, wire)
+    assert not wire.paused
+
+
+def test_who_reads_slowly_all_the_time_is_not_cut_off_and_who_stops_is() -> None:
+    hall = Hall()
+    connection, wire = hall.connect()
+    hall.connections.asked(wire)
+    real(wire).unsent_bytes = MIB
+    hall.connections.stuck(connection)
+    for _ in range(5):
+        assert not hall.late_after(UNREAD_S - 1, wire)
+        real(wire).unsent_bytes -= 1000
+    assert not hall.late_after(UNREAD_S - 1, wire)
+    # To be given more to read is not to read.
+    real(wire).unsent_bytes += MIB
+    assert not hall.late_after(UNREAD_S - 1, wire)
+    assert hall.late_after(1, wire)
+
+
+def test_of_those_who_do_not_read_the_one_with_the_most_left_is_cut_off_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.door.unread.MOST_UNREAD_BYTES", 10 * MIB)
+    hall = Hall(most=20)
+    wires = []
+    for size in (1, 2, 6, 1):
+        connection, wire = hall.connect()
+        hall.connections.asked(wire)
+        real(wire).unsent_bytes = size * MIB
+        hall.connections.stuck(connection)
+        wires.append(wire)
+    assert not any(wire.aborted for wire in wires)
+    connection, wire = hall.connect()
+    hall.connections.asked(wire)
+    real(wire).unsent_bytes = MIB
+    hall.connections.stuck(connection)
+    assert [w.aborted for w in (*wires, wire)] == [False, False, True, False, False]
+    assert hall.connections.counts["answers_unread"] == 1
+    # Also when it was given more to read since.
+    real(wires[1]).unsent_bytes = 9 * MIB
+    assert hall.late_after(1, wires[1])
+    assert not wires[0].aborted
+
+
+def test_a_spoilt_connection_stays_so_whatever_is_told_of_its_call() -> None:
+    hall = Hall()
+    _, wire = hall.connect()
+    hall.connections.asked(wire, 0)
+    hall.connections.spoilt(wire)
+    for tell in (hall.connections.took, hall.connections.answered, hall.connections.leaving):
+        tell(wire)
+        assert wire.paused
+        assert not hall.connections._idle
+        assert not hall.connections._owing
+    assert not hall.late_after(SPOILT_S - 0.1, wire)
+    assert hall.late_after(0.1, wire)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,8 @@ from api.door.pace import (
     MOST_HELD,
     MOST_HELD_BY_PEER,
     PATIENCE_S,
+    RARE_PER_S,
+    TURNS_JUDGED,
     Pace,
     Refused,
     peer_of,
@@ -26,17 +29,17 @@ from tests.unit.api.test_errors import ID
 class World:
     """Time passes only by `pass_s`; whoever sleeps goes on when it has."""
 
-    def __init__(self, per_s: float) -> None:
+    def __init__(self, per_s: float, **options: Any) -> None:
         self.clock = Clock()
         self._due: list[tuple[float, Callable[[], None]]] = []
-        self.strangers = Pace(per_s=per_s, clock=self.clock, sleep=self._sleep, later=self._later)
+        self.strangers = Pace(per_s=per_s, clock=self.clock, sleep=self._sleep, later=self._later, **options)
         self.waits_s: list[float] = []
 
     async def _sleep(self, seconds: float) -> None:
         self.waits_s.append(seconds)
-        woken = asyncio.get_running_loop().create_future()
-        self._later(seconds, lambda: woken.done() or woken.set_result(None))
-        await woken
+        woken = asyncio.Event()
+        self._later(seconds, woken.set)
+        await woken.wait()
 
     def _later(self, seconds: float, call: Callable[[], None]) -> None:
         self._due.append((self.clock.now_s + seconds, call))
@@ -49,9 +52,9 @@ class World:
             call()
         await settle()
 
-    async def call(self, peer: str, *, health: bool = False) -> asyncio.Future[None]:
+    async def call(self, peer: str, *, health: bool = False, turns: float = 1.0) -> asyncio.Future[None]:
         """One that has gone as far as it can without time."""
-        made = asyncio.ensure_future(self.strangers.turn(peer, health=health))
+        made = asyncio.ensure_future(self.strangers.turn(peer, health=health, turns=turns))
         await asyncio.sleep(0)
         return made
 
@@ -238,3 +241,76 @@ async def test_peers_are_forgotten_and_the_number_remembered_is_bounded() -> Non
 )
 def test_a_peer_is_an_address_or_a_subscribers_network(address: object, peer: str) -> None:
     assert peer_of(address) == peer
+
+
+@pytest.mark.parametrize("turns", [1.0, TURNS_JUDGED])
+async def test_a_key_that_calls_once_a_second_waits_for_none_of_those_that_flood(turns: float) -> None:
+    world = World(per_s=100, share=0.25, rare_per_s=RARE_PER_S)
+    honest = 0
+    flood: list[asyncio.Future[None]] = []
+    for second in range(10):
+        for _ in range(10):
+            flood += [await world.call(f"key{n}") for n in range(8) for _ in range(20)]
+            await world.pass_s(0.1)
+        call = await world.call("honest", turns=turns)
+        honest += call.done() and refusal(call) is None
+        assert honest == second + 1
+    # Together they get the rate, and beside it what each may have at any time.
+    assert await done(flood) <= 100 * 10.05 + 8 * (RARE_PER_S * 12 + 1)
+    for call in flood:
+        call.cancel()
+    await asyncio.gather(*flood, return_exceptions=True)
+
+
+async def test_a_refusal_says_whose_calls_were_too_many() -> None:
+    world = World(per_s=40, share=0.5, what="reads with {}", whose="this key")
+    mine = await world.calls(100, "a")
+    await world.pass_s(HELD_S)
+    told = [error for call in mine if (error := refusal(call))]
+    assert {(error.status, error.code) for error in told} == {(429, "rate_limit_exceeded")}
+    assert all("with this key" in error.message for error in told)
+    # The others fill what is for all; the next one has asked for nothing yet.
+    for n in range(200):
+        await world.call(f"other{n}")
+    late = await world.call("b")
+    await world.pass_s(HELD_S)
+    error = refusal(late)
+    assert error is not None
+    assert (error.status, error.code) == (503, "crowded")
+    assert "with all others" in error.message
+    assert error.headers["Retry-After"] == "1"
+
+
+async def test_a_welcome_address_is_barred_for_refusals_too_when_they_are_very_many() -> None:
+    world = World(per_s=2)
+    world.strangers.welcome("proxy")
+    calls = await world.calls(MOST_HELD, "proxy")
+    assert not world.strangers.crowding("proxy")
+    calls += await world.calls(10, "proxy")
+    assert world.strangers.crowding("proxy")
+    await world.pass_s(HELD_S)
+    assert not world.strangers.crowding("proxy")
+    for call in calls:
+        call.cancel()
+
+
+async def test_connections_that_ask_for_nothing_take_no_place_among_the_refusals_that_are_held() -> None:
+    world = World(per_s=2)
+    for n in range(8):
+        for _ in range(MOST_HELD):
+            world.strangers.wasted(f"hostile{n}")
+    calls = await world.calls(8, "other")
+    await settle()
+    assert HELD_S in world.waits_s
+    assert not any(call.done() and refusal(call) for call in calls)
+    for call in calls:
+        call.cancel()
+
+
+async def test_a_key_is_vouched_for_by_all_of_it_and_no_longer_than_its_peer_is_remembered() -> None:
+    world = World(per_s=1_000_000)
+    assert not world.strangers.vouches("a", b"one")
+    world.strangers.vouch("a", b"one")
+    assert world.strangers.vouches("a", b"one")
+    assert not world.strangers.vouches("a", b"two")
+    assert not world.strangers.vouches("b", b"one")
