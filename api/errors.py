@@ -160,6 +160,8 @@ class RateLimited(ApiError):
     kind = "rate_limit_error"
 
 
+#: The stable code of every error, for surfaces whose errors are only a sentence too.
+ERROR_CODE = "x-error-code"
 #: For clients that repeat a failed call by themselves (OpenAI's reads it): a repetition is another request and is
 #: billed as one. On every refusal of a call that was, or may have been, accepted, unless its repetition is given the
 #: outcome (api.repeated).

@@ -246,12 +246,13 @@ class Gate:
         caller.require(operation)
         return caller
 
-    def models(self) -> Sequence[Sequence[Deployment]]:
-        """Every routable model's versions, the routed one first."""
-        return self._versions.listed()
+    def models(self, caller: Caller) -> Sequence[Sequence[Deployment]]:
+        """The versions of every routable model that the caller may call, the routed one first."""
+        return [known for known in self._versions.listed() if caller.may_call(known[0].model)]
 
     def resolve(self, model: str, reference: str | None, caller: Caller) -> Deployment:
-        """What a model's name means now for a caller. Raises NotFound, BadInput, Unavailable."""
+        """What a model's name means now for a caller. Raises Forbidden, NotFound, BadInput, Unavailable."""
+        caller.require_model(model)
         return self._versions.resolve(model, reference, customer_id=caller.customer_id)
 
 

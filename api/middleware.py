@@ -19,6 +19,7 @@ from api.access.key_shape import public_id, shown
 from api.door.connections import MOST_UNWANTED_BYTES
 from api.door.pace import TURNS_JUDGED, Refused, peer_of
 from api.errors import (
+    ERROR_CODE,
     ApiError,
     BadInput,
     HeadTooLarge,
@@ -38,7 +39,10 @@ from schemas.ids import new_request_id
 
 logger = logging.getLogger(__name__)
 
-_PATHS = "POST /v1/embeddings, POST /v2/models/<model>/infer, GET /v1/models, GET /v1/usage and GET /registry/subjects"
+_PATHS = (
+    "POST /v1/embeddings, POST /v2/models/<model>/infer, GET /v1/models, GET /v1/requests/<id>, GET /v1/usage and "
+    "GET /registry/subjects"
+)
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -175,9 +179,8 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
             fields = {"request_id": request_id, "method": request.method, "path": request.path}
             logger.exception("a call failed for a reason nobody foresaw", extra={"fields": fields})
         document, content_type = body(error, surface_of(request.path), request_id)
-        response = web.Response(
-            body=orjson.dumps(document), status=error.status, headers={**error.headers, "Content-Type": content_type}
-        )
+        headers = {**error.headers, ERROR_CODE: error.code, "Content-Type": content_type}
+        response = web.Response(body=orjson.dumps(document), status=error.status, headers=headers)
         if isinstance(error, HeadTooLarge) or (isinstance(error, Refused) and error.hang_up):
             response.force_close()
     if request.get(_HANGS_UP, False):

@@ -46,11 +46,6 @@ class Limit:
         """Microseconds in which an empty bucket fills."""
         return self.burst * self.interval_us
 
-    @property
-    def window_s(self) -> int:
-        """Seconds in which an empty bucket fills, rounded up."""
-        return -(-self.window_us // 1_000_000)
-
     def share(self, parts: int) -> Limit:
         """One of `parts` equal parts of the bucket, rounded down: together they never hold or fill more than it."""
         return Limit(

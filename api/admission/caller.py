@@ -45,9 +45,13 @@ class Caller:
             allowed = ", ".join(sorted(self.operations))
             raise Forbidden(f"this key may not call '{operation}', only: {allowed}", code="operation_not_allowed")
 
+    def may_call(self, model: str) -> bool:
+        """Whether the key may call this model."""
+        return not self.models or model in self.models
+
     def require_model(self, model: str) -> None:
         """Raise Forbidden unless the key may call this model."""
-        if self.models and model not in self.models:
+        if not self.may_call(model):
             raise Forbidden(
                 f"this key may not call model '{model}', only: {', '.join(sorted(self.models))}",
                 code="model_not_allowed",

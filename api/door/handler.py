@@ -9,10 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import orjson
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
 from api.door.pace import TURNS_JUDGED, Pace, Refused, peer_of
+from api.errors import ERROR_CODE, ApiError, BadInput, Surface, body
+from schemas.ids import new_request_id
+
+#: What was sent is not repeated: it may be anything, a key in the wrong place too.
+_EXPECTED = (
+    "this cannot be read as HTTP: expected a request line, at most 100 headers of at most 8 KiB each, "
+    "and a body as long as it says"
+)
 
 
 class Handler(web.RequestHandler):
@@ -33,23 +42,27 @@ class Handler(web.RequestHandler):
             return told
         self._spoilt(request.transport)
         peer = peer_of(request.transport.get_extra_info("peername")) if request.transport is not None else ""
-        return _Unreadable(lambda: self._strangers.turn(peer, turns=TURNS_JUDGED), text=message, status=status)
+        return _Unreadable(lambda: self._strangers.turn(peer, turns=TURNS_JUDGED))
 
 
 class _Unreadable(web.Response):
     """A 400 that waits for its turn before it is sent, or becomes a 429; its connection is closed after it."""
 
-    def __init__(self, turn: Callable[[], Any], **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, turn: Callable[[], Any]) -> None:
+        super().__init__()
         self._turn = turn
         self.force_close()
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """Called once, by aiohttp, before the first byte is sent."""
+        error: ApiError = BadInput(_EXPECTED, code="unreadable")
         try:
             await self._turn()
         except Refused as refused:
-            self.set_status(refused.status)
-            self.text = refused.message
-            self.headers.update(refused.headers)
+            error = refused
+        request_id = new_request_id()
+        document, self.content_type = body(error, Surface.PROBLEM, request_id)
+        self.body = orjson.dumps(document)
+        self.set_status(error.status)
+        self.headers.update({**error.headers, ERROR_CODE: error.code, "x-request-id": str(request_id)})
         return await super().prepare(request)

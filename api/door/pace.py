@@ -40,6 +40,8 @@ _SWEEP_S = 1.0
 class Refused(RateLimited):
     """A call that came too early. With `hang_up` its connection is closed after the answer."""
 
+    code = "too_many_free_calls"
+
     def __init__(self, what: str, *, hang_up: bool) -> None:
         super().__init__(
             f"too many {what}; come back after the seconds of Retry-After, and keep what was answered",

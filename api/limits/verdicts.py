@@ -17,6 +17,7 @@ from schemas.records import BucketCharge, LimiterMode
 #: On every answer that a gateway decided from its own share.
 LOCAL_HEADER: Mapping[str, str] = {"x-inferlog-limits": "local"}
 _PLACES_RETRY_S = 1.0
+_WINDOWS_US = {"s": 1_000_000, "minute": 60_000_000, "hour": 3_600_000_000, "day": 86_400_000_000}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +119,20 @@ def _over(
     worst = max(range(len(limits)), key=lambda i: reset_us[i] + costs[i] * limits[i].interval_us - look.windows_us[i])
     short = limits[worst]
     return RateLimited(
-        f"{short.owner} limit of {short.burst} {short.unit} per {short.window_s} s is used up; "
-        f"retry in {wait_s:.3f} s{more}",
+        f"{short.owner} limit of {_rate(short)}, {short.burst} at once, is used up; retry in {wait_s:.3f} s{more}",
         headers={**headers(look, remaining, reset_us, named=worst), **retry_after(wait_s)},
     )
+
+
+def _rate(limit: Limit) -> str:
+    """The rate as it was most likely given: a whole number in the shortest usual time that comes to its interval."""
+    unit, interval_us = limit.unit, limit.interval_us
+    for name, window_us in _WINDOWS_US.items():
+        least = window_us // interval_us
+        for amount in (least, least + 1):  # intervals are rounded up
+            if amount and -(-window_us // amount) == interval_us:
+                return f"{amount} {unit if amount > 1 else unit[:-1]} per {name}"
+    return f"1 {unit[:-1]} per {interval_us / 1_000_000:g} s"
 
 
 def headers(

@@ -1,7 +1,7 @@
 """What the log says in the end about a request that may never have been accepted.
 
 Read once no success of the request can come any more: its partition of the results topic, for the time in which one
-could have been recorded.
+could have been recorded. That may be much, so customers take turns here too, and with their status reads.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from contextlib import aclosing
 from datetime import datetime
 from uuid import UUID
 
-from api.errors import AnswerLost
-from api.results.log import Log, size_bytes
+from api.errors import AnswerLost, RateLimited
+from api.results.log import size_bytes
+from api.results.readers import Readers
 from infra.kafka import BusUnavailable, partition_of_key
-from infra.kafka_lookups import Lookups
 from schemas.first_results import SLACK_MS, FirstResults
 from schemas.records import InferenceFinished
 
+#: The wait for a reader is part of it: the call has waited long already.
 _WITHIN_S = 5.0
 #: Of one partition and about a minute.
 _MOST_BYTES = 256 * 1024 * 1024
@@ -26,8 +27,8 @@ _MOST_BYTES = 256 * 1024 * 1024
 class LogsLastWord:
     """Implements the port LastWord on the results topic."""
 
-    def __init__(self, lookups: Lookups[Log], *, topic: str) -> None:
-        self._lookups = lookups
+    def __init__(self, readers: Readers, *, topic: str) -> None:
+        self._readers = readers
         self._topic = topic
 
     async def of(
@@ -35,18 +36,20 @@ class LogsLastWord:
     ) -> InferenceFinished | None:
         """See LastWord."""
         try:
-            looking = self._look(request_id.bytes, round(since.timestamp() * 1000), round(until.timestamp() * 1000))
+            since_ms, until_ms = (round(at.timestamp() * 1000) for at in (since, until))
+            looking = self._look(request_id.bytes, customer_id, since_ms, until_ms)
             finished = await asyncio.wait_for(looking, _WITHIN_S)
-        except (BusUnavailable, asyncio.TimeoutError) as error:
+        except (BusUnavailable, RateLimited, asyncio.TimeoutError) as error:
             words = f"whether request {request_id} was run cannot be read from the log now; send the call again later"
             raise AnswerLost(f"{words}: {type(error).__name__}: {error}", code="log_away") from error
         return finished if finished is None or finished.customer_id == customer_id else None
 
-    async def _look(self, key: bytes, since_ms: int, until_ms: int) -> InferenceFinished | None:
-        """The first result in this time. Raises BusUnavailable, also when it cannot be told."""
+    async def _look(self, key: bytes, customer_id: str, since_ms: int, until_ms: int) -> InferenceFinished | None:
+        """The first result in this time. Raises BusUnavailable, also when it cannot be told; RateLimited for too many
+        of this customer at once."""
         first, read_bytes = FirstResults(), 0
         first.look_for(key, since_ms, partition=0)
-        async with self._lookups.one() as log:
+        async with self._readers.one(customer_id) as log:
             partitions = await log.partitions(self._topic)
             if not partitions:
                 raise BusUnavailable(f"topic {self._topic} is missing; run 'inferlog provision'")

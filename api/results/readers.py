@@ -44,7 +44,8 @@ class Readers:
         """
         customer = self._customers.setdefault(customer_id, _Customer())
         if customer.looks >= AT_ONCE:
-            words = f"more than {AT_ONCE} look-ups of yours at once, of requests that are not in the cache"
+            words = f"more than {AT_ONCE} look-ups of yours at once"
+            words += ", of requests that the cache did not answer in time or no longer has"
             raise RateLimited(words, code="too_many_lookups", headers=retry_after(1.0))
         customer.looks += 1
         try:

@@ -25,7 +25,6 @@ from api.results.cache import Cache, CacheAway
 from api.results.log import Entry, Log, size_bytes
 from api.results.readers import Readers
 from infra.kafka import BusUnavailable, partition_of_key
-from infra.kafka_lookups import Lookups
 from infra.schema_feed import learn_nothing
 from schemas.codec import DecodeError, UnknownSchema, decode
 from schemas.first_results import SLACK_MS, FirstResults, Recorded
@@ -87,7 +86,7 @@ class RequestStatus:
         self,
         cache: Cache,
         keys: RedisKeys,
-        lookups: Lookups[Log],
+        readers: Readers,
         *,
         namespace: str,
         pools: Callable[[], Collection[str]],
@@ -97,7 +96,7 @@ class RequestStatus:
     ) -> None:
         self._cache = cache
         self._keys = keys
-        self._readers = Readers(lookups)
+        self._readers = readers
         self._namespace = namespace
         self._results = RESULTS.in_namespace(namespace).name
         self._pools = pools

@@ -45,9 +45,11 @@ class HttpCall:
 
     async def sameness(self, caller: Caller) -> Sameness:
         """See Ask. The body is there already, so this does not wait."""
-        key = self._request.headers.get("Idempotency-Key")
-        if key is not None and not _IDEMPOTENCY_KEY.fullmatch(key):
-            raise BadInput("Idempotency-Key: expected 1 to 255 printable ASCII characters", code="bad_idempotency_key")
+        keys = self._request.headers.getall("Idempotency-Key", [])
+        key = keys[0] if keys else None
+        if len(keys) > 1 or (key is not None and not _IDEMPOTENCY_KEY.fullmatch(key)):
+            expected = "expected one, of 1 to 255 printable ASCII characters"
+            raise BadInput(f"Idempotency-Key: {expected}", code="bad_idempotency_key")
         retry = self._request.headers.get(_RETRY_COUNT, "")
         is_counted = _RETRIES.fullmatch(retry) is not None
         told = key is not None or is_counted

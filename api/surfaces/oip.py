@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from api.admission.caller import Caller
 from api.admission.deadlines import require_time
 from api.errors import NO_RETRY, ApiError, BadInput, Unavailable
 from api.gate import Inputs
@@ -182,8 +183,9 @@ async def ready(request: web.Request) -> web.Response:
 
 async def model_metadata(request: web.Request) -> web.Response:
     """`GET /v2/models/{model}[/versions/{version}]`."""
-    deployment, is_named = await _known(request)
-    listed = () if is_named else next((k for k in request.app[GATE].models() if k[0].model == deployment.model), ())
+    deployment, caller, is_named = await _known(request)
+    known = () if is_named else request.app[GATE].models(caller)
+    listed = next((k for k in known if k[0].model == deployment.model), ())
     return json_answer(
         {
             "name": deployment.model,
@@ -197,17 +199,17 @@ async def model_metadata(request: web.Request) -> web.Response:
 
 async def model_ready(request: web.Request) -> web.Response:
     """`GET /v2/models/{model}[/versions/{version}]/ready`: 503 when the model's pool has no queue or too long a one."""
-    deployment, _ = await _known(request)
+    deployment, _, _ = await _known(request)
     request.app[QUEUES].check(deployment.pool)
     return json_answer({"name": deployment.model, "ready": True})
 
 
-async def _known(request: web.Request) -> tuple[Deployment, bool]:
-    """What the path means for the caller, and whether it names a version."""
+async def _known(request: web.Request) -> tuple[Deployment, Caller, bool]:
+    """What the path means for the caller, who that is, and whether the path names a version."""
     gate = request.app[GATE]
     caller = await gate.caller(request.headers.get("Authorization"), "models")
     model, reference = split_name(request.match_info["model"], request.match_info.get("version"))
-    return gate.resolve(model, reference, caller), reference is not None
+    return gate.resolve(model, reference, caller), caller, reference is not None
 
 
 def _spec(spec: TensorSpec) -> dict[str, Any]:

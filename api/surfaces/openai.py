@@ -137,10 +137,10 @@ def _vectors(tensor: Tensor, as_base64: bool) -> Iterator[Any]:
 
 
 async def models(request: web.Request) -> web.Response:
-    """`GET /v1/models`."""
+    """`GET /v1/models`: those that the key may call."""
     gate = request.app[GATE]
     caller = await gate.caller(request.headers.get("Authorization"), "models")
-    names = [known[0].model for known in gate.models()]
+    names = [known[0].model for known in gate.models(caller)]
     return json_answer({"object": "list", "data": [_model(name, gate.resolve(name, None, caller)) for name in names]})
 
 

@@ -319,7 +319,7 @@ async def test_a_limited_caller_is_told_when_to_come_back_and_then_served(env: d
         assert {r.status for r in replies} == {200}
         calls = await asyncio.gather(*(slow.infer() for _ in range(5)))
         refused = next(r for r in calls if r.status == 429)
-        assert "the key's limit of 3 requests" in refused.json["error"]
+        assert "the key's limit of 2 requests per s, 3 at once," in refused.json["error"]
         assert int(refused.headers["Retry-After"]) >= 1
         assert refused.headers["RateLimit"].startswith('"key";r=0')
         assert '"customer";q=3' in refused.headers["RateLimit-Policy"]
@@ -335,9 +335,9 @@ async def test_a_keys_limit_narrows_its_customers(env: dict[str, str], spawn: An
         narrow = run(env, "keys", "create", "Wide", "--requests-per-s", "1", "--burst", "1", "--json")
         first, second = desk.caller.with_key(narrow["key"]), desk.caller.with_key(wide["key"])
         refused = [r for r in await asyncio.gather(*(first.infer() for _ in range(10))) if r.status == 429]
-        assert any("the key's limit of 1 requests" in r.json["error"] for r in refused)
+        assert any("the key's limit of 1 request per s, 1 at once," in r.json["error"] for r in refused)
         refused = [r for r in await asyncio.gather(*(second.infer() for _ in range(20))) if r.status == 429]
-        assert any("limit of 4 requests" in r.json["error"] for r in refused)
+        assert any("limit of 1 request per s, 4 at once," in r.json["error"] for r in refused)
 
 
 async def test_a_revoked_key_is_refused_at_the_next_call(env: dict[str, str], spawn: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import socket
 import tracemalloc
 import zlib
@@ -368,6 +369,17 @@ async def test_who_reads_slowly_but_reads_gets_all_of_it() -> None:
         house.clock.now_s += UNREAD_S
         house.connections.close_late()
         assert len(house.connections) == 1
+
+
+async def test_what_is_no_http_hears_why_as_other_errors_do_and_nothing_of_what_it_sent() -> None:
+    async with open_house() as house:
+        for junk in (b"secret junk\r\n\r\n", head("/read", "X: " + "secret" * 2000)):
+            reader, _ = await house.send(junk)
+            said = (await asyncio.wait_for(reader.read(), 30)).decode()
+            top, _, told = said.partition("\r\n\r\n")
+            assert "x-error-code: unreadable" in top.lower()
+            assert json.loads(told)["request_id"] in top
+            assert "secret" not in said
 
 
 async def test_what_is_no_http_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 
+from api.access.key_record import rate
 from api.admission.buckets import Limit, limit
 from api.admission.caller import Caller, Cap, Concurrency
 from api.admission.demand import Cost, Demand, Spending
@@ -145,7 +146,7 @@ def test_a_refusal_names_the_bucket_to_wait_for_and_rounds_up() -> None:
     d = asked(*LIMITS)
     with pytest.raises(RateLimited) as refused:
         judge([0, NOW_US, 142_857, 0, 428_573, 4, 160_000], plan(d), d)
-    assert "the key's limit of 3 requests" in refused.value.message
+    assert "the key's limit of 7 requests per s, 3 at once, is used up" in refused.value.message
     assert refused.value.headers["Retry-After"] == "1"
     assert refused.value.headers["retry-after-ms"] == "143"
     assert refused.value.headers["RateLimit"] == '"key";r=0;t=1'
@@ -153,8 +154,30 @@ def test_a_refusal_names_the_bucket_to_wait_for_and_rounds_up() -> None:
 
 def test_the_customers_bucket_is_named_when_it_is_the_one() -> None:
     d = asked(*LIMITS)
-    with pytest.raises(RateLimited, match="the customer's limit of 20"):
+    with pytest.raises(RateLimited, match="the customer's limit of 100 requests per s, 20 at once"):
         judge([0, NOW_US, 9_000, 1, 285_000, 0, 199_000], plan(d), d)
+
+
+@pytest.mark.parametrize(
+    ("amount", "window_s", "words"),
+    [
+        (1, 1, "1 item per s"),
+        (3, 1, "3 items per s"),
+        (60, 60, "1 item per s"),
+        (7, 60, "7 items per minute"),
+        (1000, 3600, "1000 items per hour"),
+        (1, 86_400, "1 item per day"),
+        (1, 7, "1 item per 7 s"),
+        (5, 7, "1 item per 1.4 s"),
+    ],
+)
+def test_a_refusal_tells_the_rate_as_it_was_given_and_the_burst_beside_it(
+    amount: int, window_s: int, words: str
+) -> None:
+    given = rate(amount=amount, window_s=window_s, burst=2, unit="items")
+    d = asked(Limit(name="key:k1:items", interval_us=given.interval_us, burst=given.burst, unit="items"))
+    with pytest.raises(RateLimited, match=f"the key's limit of {words}, 2 at once, is used up"):
+        judge([0, NOW_US, 1_000_000, 0, 2 * given.interval_us], plan(d), d)
 
 
 SPENDING = Spending(left_micros=900, settled_at=NOW, cost_micros=30)
@@ -164,7 +187,7 @@ def test_a_refusal_names_the_bucket_that_does_not_hold_enough_for_this_call() ->
     """Six units of a slow bucket that is nearly used up; a fast one beside it is nearly full."""
     day = Limit(name="key:k1:items", interval_us=86_400_000_000, burst=20, unit="items")
     d = asked(limit("key:k1", requests_per_s=1, burst=1000), day, cost=Cost(items=6))
-    with pytest.raises(RateLimited, match="20 items") as refused:
+    with pytest.raises(RateLimited, match="1 item per day, 20 at once") as refused:
         judge([0, NOW_US, 2 * 86_400_000_000, 995, 5_000_000, 4, 16 * 86_400_000_000], plan(d), d)
     assert refused.value.headers["RateLimit"].startswith('"key-items"')
 

@@ -267,7 +267,7 @@ async def test_a_refusal_says_whose_calls_were_too_many() -> None:
     mine = await world.calls(100, "a")
     await world.pass_s(HELD_S)
     told = [error for call in mine if (error := refusal(call))]
-    assert {(error.status, error.code) for error in told} == {(429, "rate_limit_exceeded")}
+    assert {(error.status, error.code) for error in told} == {(429, "too_many_free_calls")}
     assert all("with this key" in error.message for error in told)
     # The others fill what is for all; the next one has asked for nothing yet.
     for n in range(200):

@@ -15,7 +15,7 @@ import pytest
 from api.errors import NotFound, Unavailable
 from api.results import status as module
 from api.results.log import Log
-from api.results.readers import AT_ONCE
+from api.results.readers import AT_ONCE, Readers
 from api.results.status import Accepted, RequestStatus
 from infra.kafka_lookups import Lookups
 from schemas.codec import encode
@@ -40,10 +40,11 @@ class Desk:
         self.cache, self.log = FakeCache(), FakeLog()
         self.learnt: Callable[[], None] = lambda: None
         self.lookups = Lookups[Log](self.log.open, most=2)
+        self.readers = Readers(self.lookups)
         self.status = RequestStatus(
             self.cache,
             KEYS,
-            self.lookups,
+            self.readers,
             namespace="",
             pools=lambda: frozenset({"default", "other"}),
             deadline_s=10.0,

@@ -77,7 +77,7 @@ async def test_a_customer_has_so_many_at_once_and_others_have_their_own() -> Non
     room = Room(most=2)
     tasks = [asyncio.ensure_future(room.look(ACME)) for _ in range(AT_ONCE)]
     await eventually(lambda: room.begun == [ACME])
-    with pytest.raises(RateLimited) as refused:
+    with pytest.raises(RateLimited, match="the cache did not answer in time or no longer has") as refused:
         await room.look(ACME)
     assert refused.value.headers["Retry-After"]
     tasks.append(asyncio.ensure_future(room.look(OTHER)))

@@ -76,6 +76,15 @@ async def test_a_reservation_that_is_in_the_way_is_told() -> None:
     assert isinstance(error, PaymentRequired)
     assert "2026-12" in error.message
     assert "0.0003" in error.message
+    # What is reserved passes within seconds; only what is spent lasts until the month ends.
+    assert "call again in some seconds" in error.message
+    assert "next month" not in error.message
+    assert int(error.headers["Retry-After"]) >= 1
+    error = cap_reached(
+        Cap(amount_micros=1_000_000, currency="usd"), replace(spending, cost_micros=501), reserved_micros=300
+    )
+    assert "call again next month (from 2027-01-01T00:00Z)" in error.message
+    assert "Retry-After" not in error.headers
 
 
 def test_months_are_those_of_utc() -> None:
@@ -276,7 +285,9 @@ class Taken(Exception):
     """The limiter was asked."""
 
 
-async def test_a_call_that_takes_over_an_earlier_one_is_of_its_month_and_is_reserved_as_of_now() -> None:
+async def test_a_call_that_takes_over_an_earlier_one_is_of_its_month_and_is_reserved_as_of_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its request is on the log only from now on, so the ledger is not past it before."""
     world, time, asked = World(), Time(), list[Demand]()
     ledger = FakeLedger(time)
@@ -305,8 +316,8 @@ async def test_a_call_that_takes_over_an_earlier_one_is_of_its_month_and_is_rese
         asked.append(demand)
         raise Taken
 
-    gate._claim = find
-    gate._limiter.take = take
+    monkeypatch.setattr(gate, "_claim", find)
+    monkeypatch.setattr(gate._limiter, "take", take)
     with pytest.raises(Taken):
         async with gate.admitted(world, new_request_id()):
             pass

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
+from multidict import CIMultiDict
 
+from api.admission.caller import Caller
 from api.errors import BadInput, NotFound
 from api.middleware import as_api_error, envelope
 from api.services import REQUEST_ID, TRACEPARENT
+from api.surfaces.call import HttpCall
 from api.surfaces.http import parse_object
 from api.surfaces.openai import _texts, _vectors
 from schemas.tensors import Tensor
@@ -63,6 +66,23 @@ async def test_errors_are_written_in_the_surfaces_shape_with_their_headers() -> 
         assert response.status == 400
         assert response.headers["Retry-After"] == "3"
         assert key in json.loads(response.body)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v2/models/m/infer", "/v1/usage", "/registry/subjects"])
+async def test_every_error_has_its_code_in_a_header(path: str) -> None:
+    response, _ = await around(path, BadInput("wrong", code="too_odd"))
+    assert response.headers["x-error-code"] == "too_odd"
+
+
+async def test_two_idempotency_keys_are_refused_as_none_that_fits_is() -> None:
+    caller = Caller(customer_id="c", key_id="k", limits=())
+    for keys in (["a", "b"], ["a", "a"], [""], ["\u00e9"]):
+        request = make_mocked_request(
+            "POST", "/v1/embeddings", headers=CIMultiDict(("Idempotency-Key", k) for k in keys)
+        )
+        with pytest.raises(BadInput, match="Idempotency-Key: expected one, of 1 to 255 printable ASCII") as refused:
+            await HttpCall(request).sameness(caller)
+        assert refused.value.code == "bad_idempotency_key"
 
 
 async def test_a_bug_is_answered_without_its_words_and_logged_with_them(caplog: pytest.LogCaptureFixture) -> None:
