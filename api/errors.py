@@ -89,7 +89,7 @@ class Unauthorized(ApiError):
 
 
 class PaymentRequired(ApiError):
-    """The customer's own cap on what it spends leaves no room for the call; waiting does not help within the month."""
+    """The customer's own cap on what it spends leaves no room for the call; waiting helps only where reservations are in the way."""
 
     status = 402
     code = "spend_cap_reached"

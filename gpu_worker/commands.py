@@ -16,6 +16,7 @@ from gpu_worker.bundle import read_bundle
 from gpu_worker.console import check_name, rerouted_row, rerouted_words, to_the_end
 from gpu_worker.publish import Published
 from gpu_worker.route_commands import alias, rollback, route, routes, unschedule
+from gpu_worker.route_table import read_routes
 from gpu_worker.routing import RouteWish, wanted
 from infra.actor import Author, authored
 from infra.postgres import open_connection, queries
@@ -65,7 +66,8 @@ def publish(
 ) -> None:
     """Check the bundle in FOLDER (model.json and its files) and make it a version of model NAME.
 
-    Publishing the same bytes again changes nothing. A new version and a changed route are each a fact on the log.
+    The model's requests go to this version at once unless --no-route is given, also when it was published before.
+    Publishing the same bytes again stores nothing. A new version and a changed route are each a fact on the log.
     """
     check_name(name, pool)
     wish = RouteWish(pool=pool, spread=spread, price_id=price) if route else None
@@ -82,7 +84,7 @@ def publish(
 @models.command(name="list", epilog="Example:  inferlog models list --json")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 def list_models(as_json: bool) -> None:
-    """List every version; the one a model's requests go to is marked with its pool."""
+    """List every version; the one a model's requests go to is marked with its pool, others with who reaches them."""
     rows = to_the_end(_list(operator_settings()))
     if as_json:
         click.echo(json.dumps(rows))
@@ -92,7 +94,7 @@ def list_models(as_json: bool) -> None:
         return
     click.echo(f"{'MODEL':<20} {'VERSION':<14} {'TASK':<11} {'PUBLISHED':<17} ROUTE")
     for row in rows:
-        where = f"pool {row['pool']}, spread {row['spread']}, {row['price_id']}" if row["routed"] else "-"
+        where = _where(row)
         click.echo(
             f"{row['model']:<20} {row['version'][:12]:<14} {row['task']:<11} {row['published_at'][:16]:<17} {where}"
         )
@@ -133,10 +135,24 @@ async def _publish(
 async def _list(settings: OperatorSettings) -> list[dict[str, Any]]:
     async with open_connection(settings.postgres) as connection:
         rows = await connection.fetch(queries("gpu_worker")["list_versions"])
+    routed = {routes.model: routes for routes in await read_routes(settings, None)}
     found = [dict(row) for row in rows]
     for row in found:
         row["published_at"] = row.pop("created_at").isoformat()
+        if row["model"] in routed:  # else it was published between the two reads
+            row.update(routed[row["model"]].part_of(row["version"]))
     return found
+
+
+def _where(row: dict[str, Any]) -> str:
+    """Which requests reach the version of this row, in words."""
+    words = [f"pool {row['pool']}, spread {row['spread']}, {row['price_id']}"] if row["routed"] else []
+    if row.get("canary_percent"):
+        words.append(f"canary {row['canary_percent']}%")
+    if pins := row.get("pins"):
+        words.append(f"{pins} pin{'s' if pins > 1 else ''}")
+    words += [f"@{alias}" for alias in row.get("aliases", ())]
+    return ", ".join(words) or "-"
 
 
 def _published_row(done: Published) -> dict[str, Any]:

@@ -104,6 +104,8 @@ async def understood(connection: Connection, model: str, wish: RouteWish) -> Rou
         await find_customer(connection, customer): None if v is None else await find_version(connection, model, v)
         for customer, v in wish.pins.items()
     }
+    if len(pins) < len(wish.pins):
+        raise PublishConflict("--pin and --unpin: one customer is named twice, by its id and by its name")
     return replace(wish, canaries=canaries, pins=pins)
 
 

@@ -40,7 +40,7 @@ _PERCENT: Final = re.compile(r"([^=]+)=(\d{1,3})%?")
 def _ahead(text: str) -> timedelta:
     match = _AHEAD.fullmatch(text)
     if match is None:
-        raise ValueError(f"expected a number and s, m, h or d, like 2h or 3d, found '{text[:40]}'")
+        raise ValueError(f"expected a number above 0 and s, m, h or d, like 2h or 3d, found '{text[:40]}'")
     return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
@@ -112,6 +112,11 @@ def route(
         raise click.UsageError("--at and --in both say when; give one of them")
     if len({v for v, _ in canaries}) < len(canaries):
         raise click.UsageError("--canary: a version is given twice")
+    pinned = [customer for customer, _ in pins]
+    if both := sorted(set(pinned) & set(unpins)):
+        raise click.UsageError(f"--pin and --unpin: expected one of them for customer '{both[0]}', found both")
+    if len(set(pinned)) < len(pinned):
+        raise click.UsageError("--pin: a customer is given twice")
     wish = RouteWish(
         pool=pool,
         spread=spread,

@@ -35,7 +35,11 @@ class Made:
         """Who made it and why, as the end of a line."""
         reason = "" if self.row["reason"] is None else f": {self.row['reason']}"
         back = "" if self.revision.restores is None else f", as revision {self.revision.restores}"
-        return f"{back}; by {self.row['actor']}{reason}"
+        words = f"{back}; by {self.row['actor']}{reason}"
+        if self.revision.is_withdrawn:
+            # Why is in the fact alone.
+            words += f"; taken back by {self.row['withdrawn_by']} (why: inferlog export routes)"
+        return words
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -72,6 +76,15 @@ class ModelRoutes:
             "scheduled": [made.plain() for made in self.scheduled],
             "aliases": dict(self.aliases),
             "history": [made.plain() for made in self.history],
+        }
+
+    def part_of(self, version: str) -> dict[str, Any]:
+        """How this version is reached beside the route's own, as JSON has it."""
+        route = None if self.now is None else self.now.revision.route
+        return {
+            "canary_percent": 0 if route is None else route.percents.get(version, 0),
+            "pins": 0 if route is None else list(route.pins.values()).count(version),
+            "aliases": sorted(alias for alias, meant in self.aliases.items() if meant == version),
         }
 
 

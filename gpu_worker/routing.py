@@ -130,6 +130,10 @@ async def set_route(
     history = await lock_history(connection, model)
     at = wish.moment(history.now)
     if at is not None and at < history.now + NOTICE:
+        if at <= history.now:
+            raise PublishConflict(
+                f"{at.isoformat()} is over (it is {history.now.isoformat()}); without a time it is changed at once"
+            )
         raise PublishConflict(
             f"{at.isoformat()} is not {NOTICE.seconds} s from now ({history.now.isoformat()}), which gateways need "
             "to hear of it; without a time it is changed at once"

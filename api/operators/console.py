@@ -48,7 +48,7 @@ def duration(option: str, text: str) -> timedelta:
     option."""
     match = re.fullmatch(r"([1-9]\d{0,5})([smhd])", text)
     if match is None:
-        raise click.UsageError(f"{option}: expected a number and s, m, h or d, like 12h or 90d, found '{text}'")
+        raise click.UsageError(f"{option}: expected a number above 0 and s, m, h or d, like 12h or 90d, found '{text}'")
     length = timedelta(**{_UNITS[match[2]]: int(match[1])})
     if length > MOMENTS.high - datetime.now(timezone.utc) - _MARGIN:
         raise click.UsageError(f"{option}: expected an end before the year 2200, found '{text}'")

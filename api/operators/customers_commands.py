@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, replace
 from decimal import Decimal
 from typing import Any, Final, TypeVar
@@ -15,6 +15,7 @@ from api.operators.console import RATE, find_customer, in_postgres, require_mode
 from api.operators.customers import Customer, NameTaken, NoSuchCustomer, change_customer, create_customer, spend_cap_of
 from api.operators.limit_options import LIMIT, LimitsChange, changes_limits, require_distinct, shown
 from api.operators.rates import NoSuchLimit, all_limits
+from api.spend.spend import shown as amount
 from infra.actor import Author, authored
 from infra.arguments import Parsed
 from infra.postgres import Connection, queries
@@ -25,6 +26,7 @@ T = TypeVar("T")
 
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _NAME: Final = re.compile(r"[^\x00-\x1f{}]{1,100}")
+_ID_BEGINS: Final = "cust_"
 _AMOUNT: Final = re.compile(r"(\d{1,12})(?:\.(\d{1,6}))?", re.ASCII)
 
 
@@ -43,7 +45,7 @@ def _currency(text: str) -> str:
 
 def money(cap: SpendCap | None) -> str:
     """A cap in words; nothing for none."""
-    return "" if cap is None else f"{Decimal(cap.amount_micros) / 1_000_000:.2f} {cap.currency}"
+    return "" if cap is None else f"{amount(cap.amount_micros)} {cap.currency}"
 
 
 @click.group(epilog="Example:  inferlog customers create acme --requests-per-s 50 --burst 100")
@@ -73,8 +75,12 @@ def create(
     """Create a customer. It can call once it has a key (inferlog keys create)."""
     if not _NAME.fullmatch(name):
         raise click.UsageError("NAME: expected 1 to 100 characters, none of them control characters or braces")
+    if name != name.strip() or name.startswith(_ID_BEGINS):
+        raise click.UsageError(
+            f"NAME: expected no blanks at its edges, and not the form of an id ({_ID_BEGINS}…), which commands take too"
+        )
     require_distinct(limits)
-    customer_id = "cust_" + "".join(secrets.choice(_ALPHABET) for _ in range(12))
+    customer_id = _ID_BEGINS + "".join(secrets.choice(_ALPHABET) for _ in range(12))
 
     async def insert(connection: Connection) -> Customer:
         await require_models(connection, "--limit", _models(limits))
@@ -106,15 +112,24 @@ def limits_(customer: str, change: LimitsChange, by: Author, as_json: bool) -> N
     """Change the limits of CUSTOMER (id or name); every gateway follows within a second.
 
     What is not named stays. A limit with ,model=NAME counts the calls of that model alone, with ,burst=N that many
-    units may come at once.
+    units may come at once. Keys keep rates of their own: a key has what was the customer's when it was created.
     """
 
-    async def work(connection: Connection) -> tuple[Customer, bool]:
+    async def work(connection: Connection) -> tuple[Customer, bool, list[str]]:
         await require_models(connection, "--limit", _models(change.put))
         found = await find_customer(connection, customer)
-        return await change_customer(connection, found["customer_id"], CustomerChange.LIMITED, change.applied, by=by)
+        after, is_other = await change_customer(
+            connection, found["customer_id"], CustomerChange.LIMITED, change.applied, by=by
+        )
+        if not (change.requests_per_s or change.burst):
+            return after, is_other, []
+        rows = await connection.fetch(
+            queries("api.operators")["slower_keys"], after.customer_id, after.requests_per_s, after.burst
+        )
+        return after, is_other, [row["key_id"] for row in rows]
 
-    _say_changed(*_on_customers(work), as_json=as_json)
+    after, is_other, slower = _on_customers(work)
+    _say_changed(after, is_other, as_json=as_json, slower_keys=slower)
 
 
 @customers.command("cap", epilog="Example:  inferlog customers cap acme --per-month 250.00 --currency usd")
@@ -125,10 +140,18 @@ def limits_(customer: str, change: LimitsChange, by: Author, as_json: bool) -> N
 @authored()
 @click.option("--json", "as_json", is_flag=True, help="Print the customer as one JSON object.")
 def cap(customer: str, per_month: int | None, currency: str | None, none: bool, by: Author, as_json: bool) -> None:
-    """Change what CUSTOMER (id or name) may spend in a month; every gateway follows within a second."""
+    """Change what CUSTOMER (id or name) may spend in a month; every gateway follows within a second.
+
+    After a first cap, calls are answered 503 from the next one on for some 15 s, until the ledger is past that one.
+    """
     if none == (per_month is not None) or (per_month is None) != (currency is None):
         raise click.UsageError("expected --per-month and --currency, or --none")
     wanted = spend_cap_of(per_month, currency)
+    was: list[SpendCap | None] = []
+
+    def capped(found: Customer) -> Customer:
+        was.append(found.spend_cap)
+        return replace(found, spend_cap=wanted)
 
     async def work(connection: Connection) -> tuple[Customer, bool]:
         if currency is not None and not await connection.fetchval(queries("api.operators")["has_currency"], currency):
@@ -136,11 +159,16 @@ def cap(customer: str, per_month: int | None, currency: str | None, none: bool, 
                 f"note: no price is in '{currency}', so nothing can be spent; see  inferlog prices list", err=True
             )
         found = await find_customer(connection, customer)
-        return await change_customer(
-            connection, found["customer_id"], CustomerChange.CAPPED, lambda c: replace(c, spend_cap=wanted), by=by
-        )
+        return await change_customer(connection, found["customer_id"], CustomerChange.CAPPED, capped, by=by)
 
-    _say_changed(*_on_customers(work), as_json=as_json)
+    after, is_other = _on_customers(work)
+    _say_changed(after, is_other, as_json=as_json)
+    if was == [None] and wanted is not None:
+        click.echo(
+            "note: unless this customer had a cap before, its calls are answered 503 spend_unknown from the next one "
+            "on, for some 15 s, until the ledger is past that one",
+            err=True,
+        )
 
 
 @customers.command("list", epilog="Example:  inferlog customers list --json")
@@ -163,7 +191,8 @@ def show(customer: str, as_json: bool) -> None:
         return row
 
     row = in_postgres(operator_settings(), work)
-    say(row, "\n".join(f"{k:>15}  {v}" for k, v in _in_a_line(row).items()), as_json=as_json)
+    lines = (f"{k:>15}  {'' if v is None else v}".rstrip() for k, v in _in_a_line(row).items())
+    say(row, "\n".join(lines), as_json=as_json)
 
 
 async def _read(connection: Connection, customer_id: str | None) -> list[dict[str, Any]]:
@@ -191,6 +220,15 @@ def _on_customers(work: Callable[[Connection], Awaitable[T]]) -> T:
         raise click.ClickException(str(error)) from error
 
 
-def _say_changed(customer: Customer, is_other: bool, *, as_json: bool) -> None:
+def _say_changed(
+    customer: Customer, is_other: bool, *, as_json: bool, slower_keys: Sequence[str] | None = None
+) -> None:
     words = "changed; every gateway follows within a second" if is_other else "is like that already"
-    say({**asdict(customer), "changed": is_other}, f"{customer.customer_id}: {words}", as_json=as_json)
+    if slower_keys:
+        words += "\nnote: these keys' own rates stay below the customer's; see  inferlog keys limits: " + " ".join(
+            slower_keys
+        )
+    row = {**asdict(customer), "changed": is_other}
+    if slower_keys is not None:
+        row["slower_keys"] = list(slower_keys)
+    say(row, f"{customer.customer_id}: {words}", as_json=as_json)

@@ -16,7 +16,7 @@ from api.operators.keyring import ApiKey, NoSuchKey, NotChangeable, change_key
 from api.operators.limit_options import LimitsChange, changes_limits, require_of_a_key
 from api.operators.rates import NoSuchLimit
 from infra.actor import Author, authored
-from infra.arguments import Moment, Parsed
+from infra.arguments import KeyId, Moment, Parsed
 from infra.postgres import Connection
 from infra.settings import operator_settings
 from schemas.facts import KeyChange
@@ -45,7 +45,7 @@ OPERATION_NAMES: Final = Parsed("operations", _operations)
 
 
 @click.command("scope", epilog="Example:  inferlog keys scope 4k7q0m2x9abc --models minilm,digits --operations infer")
-@click.argument("key_id")
+@click.argument("key_id", type=KeyId())
 @click.option("--models", type=MODELS, help="Names with commas between them; the key may call no others.")
 @click.option("--all-models", is_flag=True, help="The key may call every model.")
 @click.option("--operations", type=OPERATION_NAMES, help=f"Some of {', '.join(OPERATIONS)}; the key may do no others.")
@@ -82,7 +82,7 @@ def scope(
 
 
 @click.command("limits", epilog="Example:  inferlog keys limits 4k7q0m2x9abc --limit items=1000/1m,burst=200")
-@click.argument("key_id")
+@click.argument("key_id", type=KeyId())
 @changes_limits
 @authored()
 @click.option("--json", "as_json", is_flag=True, help="Print the key as one JSON object.")
@@ -93,7 +93,7 @@ def limits(key_id: str, change: LimitsChange, by: Author, as_json: bool) -> None
 
 
 @click.command("expire", epilog="Example:  inferlog keys expire 4k7q0m2x9abc --in 30d --reason 'end of the trial'")
-@click.argument("key_id")
+@click.argument("key_id", type=KeyId())
 @click.option("--in", "within", help="How long from now, like 12h or 90d.")
 @click.option("--at", "at", type=Moment(), help="When: an ISO 8601 date or time, UTC without a zone.")
 @click.option("--never", is_flag=True, help="The key does not expire.")

@@ -61,15 +61,21 @@ async def create_key(
     requests_per_s: int,
     burst: int,
     lifetime: timedelta | None,
+    expires_at: datetime | None = None,
     models: tuple[str, ...] = (),
     operations: tuple[str, ...] = (),
     limits: tuple[RateLimit, ...] = (),
     max_concurrent: int | None = None,
     by: Author,
 ) -> ApiKey:
-    """A key of this customer, from now on and for `lifetime`; None: for good."""
+    """A key of this customer, from now on and for `lifetime` or up to `expires_at`; both None: for good.
+
+    Raises NotChangeable for an end that is over.
+    """
     async with connection.transaction():
         now = await _now(connection)
+        if expires_at is not None and expires_at <= now:
+            raise NotChangeable(f"--expires-at: {expires_at:%Y-%m-%dT%H:%M:%SZ} is over; expected a time to come")
         made = ApiKey(
             key_id=minted.key_id,
             customer_id=customer_id,
@@ -77,7 +83,7 @@ async def create_key(
             requests_per_s=requests_per_s,
             burst=burst,
             created_at=now,
-            expires_at=None if lifetime is None else now + lifetime,
+            expires_at=expires_at if lifetime is None else now + lifetime,
             models=models,
             operations=operations,
             limits=limits,

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any, TypeVar
 
 import click
@@ -15,10 +16,11 @@ from api.access.key_shape import mint
 from api.admission.caller import OPERATIONS
 from api.operators.console import RATE, duration, find_customer, in_postgres, require_models, say, table
 from api.operators.key_changes_commands import MODELS, OPERATION_NAMES, expire, limits, scope
-from api.operators.keyring import ApiKey, NoSuchKey, NotRotatable, create_key, revoke_key, rotate_key
+from api.operators.keyring import ApiKey, NoSuchKey, NotChangeable, NotRotatable, create_key, revoke_key, rotate_key
 from api.operators.limit_options import LIMIT, require_distinct, require_of_a_key, shown
 from api.operators.rates import all_limits
 from infra.actor import Author, authored
+from infra.arguments import KeyId, Moment
 from infra.postgres import Connection, queries
 from infra.redis import RedisError, open_redis
 from infra.settings import OperatorSettings, operator_settings
@@ -50,15 +52,18 @@ keys.add_command(expire)
 )
 @click.argument("customer")
 @click.option("--label", default="", help="What the key is for; shown in lists and kept in its facts.")
-@click.option("--requests-per-s", type=RATE, help="Rate of this key; the customer's when not given.")
-@click.option("--burst", type=RATE, help="Requests this key may make at once; the customer's when not given.")
+@click.option("--requests-per-s", type=RATE, help="Rate of this key; copied from the customer's now when not given.")
+@click.option(
+    "--burst", type=RATE, help="Requests this key may make at once; copied from the customer's now when not given."
+)
 @click.option("--models", type=MODELS, default=(), help="Models it may call, with commas; all when not given.")
 @click.option(
     "--operations", type=OPERATION_NAMES, default=(), help=f"Some of {', '.join(OPERATIONS)}; all if not given."
 )
 @click.option("--limit", "limits_", type=LIMIT, multiple=True, help="UNIT=AMOUNT/WINDOW[,burst=N]; repeatable.")
 @click.option("--max-concurrent", type=RATE, help="Unfinished requests it may have at once.")
-@click.option("--expires-in", help="Lifetime like 12h or 90d; without it the key does not expire.")
+@click.option("--expires-in", help="Lifetime like 12h or 90d; without it and --expires-at the key does not expire.")
+@click.option("--expires-at", type=Moment(), help="Its end: an ISO 8601 date or time, UTC without a zone.")
 @authored()
 @click.option("--json", "as_json", is_flag=True, help="Print the key as one JSON object.")
 def create(
@@ -71,16 +76,22 @@ def create(
     limits_: tuple[RateLimit, ...],
     max_concurrent: int | None,
     expires_in: str | None,
+    expires_at: datetime | None,
     by: Author,
     as_json: bool,
 ) -> None:
-    """Create a key for CUSTOMER (id or name). The secret is shown once and not stored."""
+    """Create a key for CUSTOMER (id or name). The secret is shown once and not stored.
+
+    A rate that is left out is copied from the customer's now; the key keeps it when the customer's is changed.
+    """
     if len(label) > _LONGEST_LABEL or not label.isprintable():
         raise click.UsageError(
             f"--label: expected at most {_LONGEST_LABEL} characters, none of them a control character or a line end"
         )
     require_distinct(limits_)
     require_of_a_key(limits_)
+    if expires_in is not None and expires_at is not None:
+        raise click.UsageError("expected at most one of --expires-in and --expires-at")
     settings = operator_settings()
     lifetime = None if expires_in is None else duration("--expires-in", expires_in)
     minted = mint(settings.environment)
@@ -96,6 +107,7 @@ def create(
             requests_per_s=requests_per_s or owner["requests_per_s"],
             burst=burst or owner["burst"],
             lifetime=lifetime,
+            expires_at=expires_at,
             models=models,
             operations=operations,
             limits=limits_,
@@ -103,7 +115,7 @@ def create(
             by=by,
         )
 
-    made = in_postgres(settings, insert)
+    made = _change(settings, insert)
     say(_shown_once(made, minted.secret), f"{minted.secret}\n{_keep(made)}", as_json=as_json)
 
 
@@ -122,7 +134,7 @@ def list_keys(customer: str | None, as_json: bool) -> None:
 
 
 @keys.command("show", epilog="Example:  inferlog keys show 4k7q0m2x9abc --json")
-@click.argument("key_id")
+@click.argument("key_id", type=KeyId())
 @click.option("--json", "as_json", is_flag=True, help="Print the key as one JSON object.")
 def show(key_id: str, as_json: bool) -> None:
     """Show one key: whose it is, what it may do, its limits and its end. Its secret is not stored."""
@@ -140,7 +152,7 @@ def show(key_id: str, as_json: bool) -> None:
 
 
 @keys.command("rotate", epilog="Example:  inferlog keys rotate 4k7q0m2x9abc --overlap 24h --reason 'yearly change'")
-@click.argument("key_id")
+@click.argument("key_id", type=KeyId())
 @click.option("--overlap", default="24h", show_default=True, help="How long the old key goes on working, like 12h.")
 @authored()
 @click.option("--json", "as_json", is_flag=True, help="Print the successor as one JSON object.")
@@ -161,7 +173,7 @@ def rotate(key_id: str, overlap: str, by: Author, as_json: bool) -> None:
 
 
 @keys.command("revoke", epilog="Example:  inferlog keys revoke 4k7q0m2x9abc --reason 'found in a public repository'")
-@click.argument("key_id")
+@click.argument("key_id", type=KeyId())
 @authored()
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON object.")
 def revoke(key_id: str, by: Author, as_json: bool) -> None:
@@ -172,7 +184,12 @@ def revoke(key_id: str, by: Author, as_json: bool) -> None:
     #                                       it into the set
     # 2 Redis: revoked set                  nothing; every gateway refuses the key at its next call, also one that does
     #                                       not hear from Postgres
-    revoked = _change(settings, lambda c: revoke_key(c, key_id, by=by))
+
+    async def work(connection: Connection) -> tuple[ApiKey, str | None]:
+        done = await revoke_key(connection, key_id, by=by)
+        return done, await connection.fetchval(queries("api.operators")["living_successor"], key_id)
+
+    revoked, successor = _change(settings, work)
     try:
         asyncio.run(_add_revoked(settings, revoked.customer_id, key_id))
     except RedisError as error:
@@ -181,13 +198,16 @@ def revoke(key_id: str, by: Author, as_json: bool) -> None:
             "within a second, others may admit it for 30 s; run the command again to be sure"
         ) from error
     done = {"key_id": key_id, "customer_id": revoked.customer_id, "revoked_at": revoked.revoked_at}
-    say(done, f"{key_id} is revoked", as_json=as_json)
+    words = f"{key_id} is revoked"
+    if successor is not None:
+        words += f"\nnote: it was rotated, and its successor {successor} still works"
+    say({**done, "living_successor": successor}, words, as_json=as_json)
 
 
 def _change(settings: OperatorSettings, work: Callable[[Connection], Awaitable[T]]) -> T:
     try:
         return in_postgres(settings, work)
-    except (NoSuchKey, NotRotatable) as error:
+    except (NoSuchKey, NotChangeable, NotRotatable) as error:
         raise click.ClickException(str(error)) from error
 
 

@@ -87,9 +87,16 @@ PLACE: Final = Parsed("limit's unit", limit_place)
 def shown(limits: Sequence[RateLimit]) -> str:
     """The same as text, as `rate_limit` reads it."""
     return " ".join(
-        f"{one.unit}={one.amount}/{one.window_s}s,burst={one.burst}{'' if one.model is None else f',model={one.model}'}"
+        f"{one.unit}={one.amount}/{_window(one.window_s)},burst={one.burst}"
+        f"{'' if one.model is None else f',model={one.model}'}"
         for one in limits
     )
+
+
+def _window(window_s: int) -> str:
+    """In the largest unit that it is whole in: 1h, not 3600s."""
+    unit = max((u for u, unit_s in _WINDOW_S.items() if window_s % unit_s == 0), key=_WINDOW_S.__getitem__)
+    return f"{window_s // _WINDOW_S[unit]}{unit}"
 
 
 def require_distinct(limits: Sequence[RateLimit]) -> None:
@@ -158,6 +165,10 @@ def changes_limits(command: Callable[..., R]) -> Callable[..., R]:
         if max_concurrent and frees:
             raise click.UsageError("--max-concurrent and --no-max-concurrent: expected one of them")
         require_distinct(put)
+        if both := {place(limit) for limit in put} & set(drop):
+            unit, model = min(both, key=str)
+            of = f"{unit}{'' if model is None else f',model={model}'}"
+            raise click.UsageError(f"--limit and --without: expected one of them for {of}, found both")
         change = LimitsChange(
             requests_per_s=requests_per_s,
             burst=burst,

@@ -79,6 +79,18 @@ FROM api_keys k JOIN customers c USING (customer_id)
 WHERE ($1::text IS NULL OR k.customer_id = $1) AND ($2::text IS NULL OR k.key_id = $2)
 ORDER BY k.created_at, k.key_id;
 
+-- name: slower_keys
+-- Those of customer $1 that may still call, and whose own rate or burst is below $2 or $3.
+SELECT key_id FROM api_keys
+WHERE customer_id = $1 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp())
+  AND (requests_per_s < $2 OR burst < $3)
+ORDER BY created_at, key_id;
+
+-- name: living_successor
+-- The key that replaces $1, if it may still call.
+SELECT key_id FROM api_keys
+WHERE replaces_key_id = $1 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp());
+
 -- name: update_key
 UPDATE api_keys
 SET requests_per_s = $2, burst = $3, max_concurrent = $4, models = $5, operations = $6, expires_at = $7

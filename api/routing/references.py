@@ -68,7 +68,7 @@ def _unknown_name(model: str, reference: str, aliases: Mapping[str, str]) -> Api
         )
     words = f", or an alias: {there}" if there else ""
     return NotFound(
-        f"unknown version '{_shown(reference)}' of model '{model}'; a version is 64 hex digits, or their first 8 or more"
+        f"unknown version '{_shown(reference)}' of model '{model}'; a version is 64 hex digits or the first 8 or more"
         f"{words}",
         code="version_not_found",
         param="version",

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from api.admission.caller import Caller, Cap
 from api.admission.demand import Cost, Spending
-from api.errors import PaymentRequired, Unavailable
+from api.errors import PaymentRequired, Unavailable, retry_after
 from api.spend.price_book import Price, PriceBook, PricesAway
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,8 @@ SETTLED_WITHIN: Final = timedelta(minutes=15)
 #: The largest amount that the limiter's script counts exactly.
 _MOST_MICROS: Final = 2**53 - 1
 _UNKNOWN_RETRY_S: Final = 2.0
+#: The ledger confirms calls some seconds after them, and then what was reserved too much is free again.
+_RESERVED_RETRY_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,15 +248,21 @@ def _looked(entry: _Entry, task: asyncio.Task[None]) -> None:
 
 
 def cap_reached(cap: Cap, spending: Spending, *, reserved_micros: int = 0) -> PaymentRequired:
-    """The refusal of a call that the cap has no room for; `reserved_micros`: what other calls may still come to."""
+    """The refusal of a call that the cap has no room for; `reserved_micros`: what other calls may still come to.
+
+    When only that is in the way, calling again some seconds later may help, and `Retry-After` says so.
+    """
     month = month_of(spending.resets_at - timedelta(days=1))
     amount, has = shown(cap.amount_micros), shown(cap.amount_micros - spending.left_micros)
     waiting = f", requests of the last seconds may come to {shown(reserved_micros)}" if reserved_micros else ""
+    passes = spending.cost_micros <= spending.left_micros
+    again = "in some seconds, when it is known what those came to" if passes else "next month"
     return PaymentRequired(
         f"the spend cap of {amount} {cap.currency.upper()} for {month:%Y-%m} is reached: {has} is spent{waiting}, and "
-        f"this request may cost {shown(spending.cost_micros)}; ask for a higher cap, or call again next month "
-        f"(from {spending.resets_at:%Y-%m-%dT%H:%MZ})",
+        f"this request may cost {shown(spending.cost_micros)}; ask for a higher cap, or call again {again}"
+        + ("" if passes else f" (from {spending.resets_at:%Y-%m-%dT%H:%MZ})"),
         code="spend_cap_reached",
+        headers=retry_after(_RESERVED_RETRY_S) if passes else None,
     )
 
 

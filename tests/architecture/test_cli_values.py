@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 import pytest
 
-from infra.arguments import LONGEST_TEXT
+from api.access.key_shape import mint
+from infra.arguments import LONGEST_TEXT, KeyId
 from infra.cli import main
 from schemas.gate import commands as gate_commands
 from schemas.gate.checkout import Checkout
@@ -114,6 +115,12 @@ def _harmless(parameter: click.Parameter, folder: Path) -> str:
 
 def _called(place: tuple[str, str], value: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """The exit status of a command with this value in one place, and what it said: its errors, if there are any."""
+    status, out, err = _printed(place, value, capsys)
+    return status, err or out
+
+
+def _printed(place: tuple[str, str], value: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """The exit status of a command with this value in one place, and both its outputs."""
     name, evil = place
     options: list[str] = []
     arguments: list[str] = []
@@ -131,7 +138,7 @@ def _called(place: tuple[str, str], value: str, capsys: pytest.CaptureFixture[st
     out, err = capsys.readouterr()
     status = ended.value.code
     assert isinstance(status, int)
-    return status, err or out
+    return status, out, err
 
 
 def test_every_command_is_walked() -> None:
@@ -154,6 +161,31 @@ def test_what_cannot_be_meant_is_refused_by_the_name_of_its_option(
         assert (status, last[:6]) == (2, "Error:"), (value[:50], said[-500:])
         assert named in last, (value[:50], last)
         assert len(last) < 500, "it is not all said again"
+
+
+@pytest.mark.parametrize("place", VALUED, ids=" ".join)
+def test_a_whole_key_is_never_said_again_and_counts_as_its_id_where_one_is_asked_for(
+    place: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also one that was copied with its header, or badly: most of a secret is one, too."""
+    minted = mint("test")
+    whole = minted.secret
+    asks_for_an_id = isinstance(VALUED[place].type, KeyId)
+    for value in (whole, f"Authorization: Bearer {whole}", f"acme={whole}", whole[:-1], whole[:40], whole + "\u202e"):
+        status, out, err = _printed(place, value, capsys)
+        assert whole[21:37] not in out + err
+        assert minted.key_id in err
+        if asks_for_an_id:
+            assert f"a whole key was given; its id is {minted.key_id}" in err
+        else:
+            assert status == 2, err
+            assert "expected no secret, found a whole API key" in err
+
+
+def test_every_key_id_may_be_a_whole_key() -> None:
+    named = {name for name, parameter in VALUED if parameter == "KEY_ID"}
+    assert named == {name for (name, _), parameter in VALUED.items() if isinstance(parameter.type, KeyId)}
+    assert named == {f"keys {verb}" for verb in ("show", "rotate", "revoke", "scope", "limits", "expire")}
 
 
 @pytest.mark.parametrize("place", VALUED, ids=" ".join)

@@ -213,7 +213,7 @@ async def _refused_takes_nothing(world: World) -> None:
     assert (await world.callers[0].infer(15)).status == 200
     assert None not in await taken()
 
-    await refused(6, 429, "20 items per")
+    await refused(6, 429, "20 at once")
     await world.redis.zadd(place, {"one": 2**53, "another": 2**53})  # two requests that have not ended
     await refused(1, 429, "unfinished requests")
     await world.redis.delete(place)

@@ -140,6 +140,38 @@ def test_a_customers_limits_and_cap_are_changed_and_told(desk: FactsDesk) -> Non
     assert "0.00 xau" in desk.said("customers", "show", customer)
 
 
+def test_commands_say_what_holds_beside_what_was_changed(desk: FactsDesk) -> None:
+    """Keys that stay slow, calls that a first cap holds up, a successor that still works; and a whole key is its id."""
+    slow, fast, gone = (
+        json.loads(desk.said("keys", "create", "acme", "--requests-per-s", rate, "--json"))
+        for rate in ("10", "90", "1")
+    )
+    desk.said("keys", "revoke", gone["key_id"])
+    raised = desk.said("customers", "limits", "acme", "--requests-per-s", "50")
+    assert f"keys' own rates stay below the customer's; see  inferlog keys limits: {slow['key_id']}\n" in raised
+    raised = json.loads(desk.said("customers", "limits", "acme", "--burst", "90", "--json"))
+    assert raised["slower_keys"] == [slow["key_id"], fast["key_id"]], "their bursts"
+    assert json.loads(desk.said("customers", "limits", "acme", "--max-concurrent", "9", "--json"))["slower_keys"] == []
+    for amount, is_first in (("0.000512", True), ("1", False)):
+        capped = desk.call("customers", "cap", "acme", "--per-month", amount, "--currency", "usd")
+        assert ("its calls are answered 503 spend_unknown" in capped.stderr) == is_first
+        assert f"{amount} usd" in desk.said("customers", "show", "acme").replace("1.00", "1")
+    ends = datetime.now(timezone.utc).replace(microsecond=0) + timedelta(days=1)
+    made = json.loads(desk.said("keys", "create", "acme", "--expires-at", ends.isoformat(), "--json"))
+    assert made["expires_at"] == ends.isoformat()
+    assert (
+        "is over; expected a time to come" in desk.call("keys", "create", "acme", "--expires-at", "2020-01-01").output
+    )
+    successor = json.loads(desk.said("keys", "rotate", made["key_id"], "--json"))
+    revoked = desk.call("keys", "revoke", made["key"])
+    assert f"its successor {successor['key_id']} still works" in revoked.stdout
+    assert f"a whole key was given; its id is {made['key_id']}" in revoked.stderr
+    assert made["key"] not in revoked.output
+    assert json.loads(desk.said("keys", "show", made["key_id"], "--json"))["revoked_at"]
+    desk.said("keys", "revoke", successor["key"])
+    assert "still works" not in desk.said("keys", "revoke", made["key_id"])
+
+
 def test_what_is_wrong_with_an_option_is_said_by_its_name(desk: FactsDesk) -> None:
     key = json.loads(desk.said("keys", "create", "acme", "--json"))["key_id"]
     told = desk.told()

@@ -50,6 +50,8 @@ async def test_a_name_means_its_routed_version(versions: Versions) -> None:
     assert versions.resolve("digits").version == NEW.version
     for named in (OLD.version, OLD.version[:8], f"sha256:{OLD.version}", f"sha256:{OLD.version[:9]}"):
         assert versions.resolve("digits", named).version == OLD.version
+    with pytest.raises(NotFound, match="64 hex digits or the first 8 or more"):
+        versions.resolve("digits", "0" * 7)
     assert versions.pools() == {"default"}
     (listed,) = versions.listed()
     assert [d.version for d in listed] == [NEW.version, *sorted((OLD.version, THIRD.version))]

@@ -65,6 +65,27 @@ def test_what_cannot_is_refused_before_its_own_type_sees_it(option: str, value: 
     assert words in done.output
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("leaf", "name", "KEY"),
+        ("leaf", "Authorization:", "Bearer", "KEY"),
+        ("leaf", "KEY"),
+        ("leaf", "name", "--many", "because of KEY"),
+        ("leaf", "name", "--count=KEY"),
+        ("leaf", "name", "--pick", "KEY"),
+        ("leaf", "name", "--yes=KEY"),
+        ("leaf", "name", "--KEY"),
+        ("KEY",),
+    ],
+)
+def test_a_key_is_not_said_again_wherever_it_was_typed(words: tuple[str, ...]) -> None:
+    secret = "Zz09" * 10
+    done = CliRunner().invoke(guarded(made), [word.replace("KEY", f"il_test_4k7q0m2x9abc_{secret}") for word in words])
+    assert done.exit_code == 2
+    assert "Zz09" not in done.output
+
+
 def test_every_character_is_carried_or_refused_as_utf_8_says() -> None:
     for character in map(chr, (*range(0x300), *range(0xD7F0, 0xE010), 0xFFFF, 0x10FFFF)):
         try:
