@@ -89,7 +89,8 @@ class Unauthorized(ApiError):
 
 
 class PaymentRequired(ApiError):
-    """The customer's own cap on what it spends leaves no room for the call; waiting helps only where reservations are in the way."""
+    """The customer's own cap on what it spends leaves no room for the call; waiting helps within the month only where
+    what is in the way are reservations."""
 
     status = 402
     code = "spend_cap_reached"
