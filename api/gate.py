@@ -21,10 +21,15 @@ from api.admission.demand import Cost, Demand, Spending
 from api.admission.space import Space
 from api.errors import ApiError
 from api.limits.limiter import Charge, Limiter
+from api.once.claims import OWNER_S
 from api.once.once import Claim, Decisions, Once, Sameness
 from api.routing.catalogue import Deployment
 from api.routing.versions import Versions
 from schemas.tensors import Tensor
+
+
+#: From then on another gateway may have taken a call's claim over (api.once.claims.OWNER_S).
+_OVERTAKEN_AFTER = timedelta(seconds=OWNER_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +89,12 @@ class Money(Protocol):
 
 @dataclass(slots=True)
 class Place:
-    """A request's place among the unfinished. It is freed with the end of the call, unless the request `may_run` then:
-    the log has it, or may have it, and nobody here has seen its end. Such a place frees itself after the deadline."""
+    """A request's place among the unfinished. It is freed with the end of the call if its end was seen, or it was never
+    begun; not if the request `may_run` then, by this call or by another that shares its claim. Such a place frees
+    itself after the deadline."""
 
     may_run: bool = False
+    end_seen: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +159,10 @@ class Gate:
         caller.require_model(model)
         deployment = self._versions.resolve(model, reference, customer_id=caller.customer_id)
         inputs = await ask.inputs(deployment)
+        # Their reading took as long as the caller liked, and the route may be another one now. This one does not wait.
+        if (switched := self._versions.resolve(model, reference, customer_id=caller.customer_id)) != deployment:
+            deployment = switched
+            inputs = await ask.inputs(deployment)
         with self._space.place(caller.customer_id, inputs.size_bytes):
             own = self._decisions(request_id, deployment, inputs, until)
             claim = await self._claim(await ask.sameness(caller), own)
@@ -173,7 +184,7 @@ class Gate:
             )
             # Reading the inputs and waiting for the claim take seconds, and a key may change meanwhile.
             if claim is not None and not claim.is_ours:
-                caller = await self.caller(ask.authorization, ask.operation)  # no limiter reads the revoked set
+                caller = await self.caller(ask.authorization, ask.operation)
                 caller.require_model(model)
                 yield replace(admission, caller=caller)
                 return
@@ -182,7 +193,7 @@ class Gate:
                 caller = await self._keys.identify(ask.authorization)
                 caller.require(ask.operation)
                 caller.require_model(model)
-                demand = await self._demand(caller, deployment, inputs, decisions, place)
+                demand = await self._demand(caller, deployment, inputs, decisions, claim)
                 charge = await self._limiter.take(demand)
             except BaseException:
                 self.withdraw(claim)
@@ -192,7 +203,9 @@ class Gate:
                 with self._queues.passing(deployment.pool):
                     yield replace(admission, caller=caller, charge=charge, reserved_micros=reserved_micros, place=place)
             finally:
-                if not place.may_run:
+                # A call that was so slow may have been overtaken, and its request be run by another gateway.
+                is_own = claim is None or self._now() - decisions.admitted_at < _OVERTAKEN_AFTER
+                if place.end_seen or (is_own and not place.may_run):
                     self._limiter.release(demand)
 
     def _decisions(self, request_id: UUID, deployment: Deployment, inputs: Inputs, until: datetime | None) -> Decisions:
@@ -219,7 +232,7 @@ class Gate:
             self._once.withdraw(claim)
 
     async def _demand(
-        self, caller: Caller, deployment: Deployment, inputs: Inputs, decisions: Decisions, place: Place
+        self, caller: Caller, deployment: Deployment, inputs: Inputs, decisions: Decisions, claim: Claim | None
     ) -> Demand:
         """What the call would take. Raises ApiError when the queue or the customer's money is known not to allow it."""
         self._queues.check(deployment.pool, within_s=(decisions.deadline_at - self._now()).total_seconds())
@@ -236,13 +249,12 @@ class Gate:
             admitted_at=max(decisions.admitted_at, self._now()),
             until=decisions.deadline_at,
             spending=spending,
-            may_run_already=place.may_run,
+            may_run_already=claim is not None,
         )
 
     async def caller(self, authorization: str | None, operation: str) -> Caller:
         """Who makes a call that takes no tokens. Raises Unauthorized, Forbidden, Unavailable."""
-        # No limiter reads the revoked set then, so the key is looked up at most a second ago.
-        caller = await self._keys.identify(authorization, fresh_s=1.0)
+        caller = await self._keys.identify(authorization)
         caller.require(operation)
         return caller
 

@@ -137,7 +137,7 @@ class Inference:
                 return await self._repeated.outcome(admission, waiter, within_s=self._left_s(admission))
             await self._accept(admission, admission.charge, traceparent)
             finished = await self._results.wait(waiter, within_s=self._left_s(admission))
-            admission.place.may_run = False
+            admission.place.end_seen = True
             return finished
         except asyncio.CancelledError:
             if admission.charge is not None and admission.claim is None:  # nobody can come again for its outcome

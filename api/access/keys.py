@@ -21,8 +21,9 @@ from api.errors import Unauthorized, Unavailable
 
 T = TypeVar("T")
 
-#: How long what is known of a key counts without asking, and how long when nobody answers.
-FRESH_S = 5.0
+#: How long what is known of a key counts without asking, and how long when nobody answers. The feed says twice a
+#: second that it is still true; a process that was stopped meanwhile asks.
+FRESH_S = 1.0
 STALE_S = 30.0
 _UNKNOWN_FRESH_S = 1.0
 _AWAY_PAUSE_S = 0.5
@@ -101,15 +102,15 @@ class Keys:
         # Monotonic times until which Postgres is not asked, for known ids and for others.
         self._away_until_s = {True: float("-inf"), False: float("-inf")}
 
-    async def identify(self, authorization: str | None, *, fresh_s: float = FRESH_S) -> Caller:
+    async def identify(self, authorization: str | None) -> Caller:
         """The caller of this Authorization header.
 
-        `fresh_s` is how old what is known may be. Raises Unauthorized, or Unavailable when Postgres is away and what
-        is known was true more than 30 s ago, or when too many unknown keys are being looked up.
+        Raises Unauthorized, or Unavailable when Postgres is away and what is known was true more than 30 s ago, or
+        when too many unknown keys are being looked up.
         """
         key = bearer(authorization)
         key_id = key_id_of(key, self._environment)
-        record = await self._record(key_id, fresh_s)
+        record = await self._record(key_id)
         # The digests are compared even for an unknown id, in constant time: an answer's delay tells nothing.
         expected = record.secret_sha256 if record else bytes(32)
         if not hmac.compare_digest(digest(key), expected) or record is None:
@@ -158,10 +159,10 @@ class Keys:
 
     # -- what is known, and what is looked up -------------------------------------------------------------------------
 
-    async def _record(self, key_id: str, fresh_s: float) -> KeyRecord | None:
+    async def _record(self, key_id: str) -> KeyRecord | None:
         """The stored key, None when there is none with this id."""
         entry = self._known.get(key_id)
-        if entry is not None and self._age_s(entry) <= fresh_s:
+        if entry is not None and self._age_s(entry) <= FRESH_S:
             return entry.record
         if entry is None and self._is_unknown(key_id):
             return None

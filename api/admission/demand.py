@@ -43,7 +43,8 @@ class Demand:
     """One call's. Its place among the unfinished is free a second after `until`, whatever becomes of anybody.
 
     `admitted_at` is not before the time of admission that the ledger will see, nor before the limiter was asked. A
-    request that `may_run_already`, put on the log by another gateway, keeps its place when the call is refused.
+    request that `may_run_already`, since another gateway may have put it on the log, keeps its place when the call is
+    refused.
     """
 
     caller: Caller

@@ -162,6 +162,8 @@ class Limiter:
             waiting = [(call, decided) for call, decided in self._waiting if not decided.done()]
             takes, self._waiting = waiting[:_MAX_BATCH], waiting[_MAX_BATCH:]
             releases, self._releases = self._releases[:_MAX_BATCH], self._releases[_MAX_BATCH:]
+            if not takes and not releases:
+                continue
             since_us = self._clock()
             try:
                 answers = await self._script.run([*(call for call, _ in takes), *releases])

@@ -169,6 +169,24 @@ async def test_a_long_queue_is_shed_before_tokens_are_taken() -> None:
     assert world.script.batches == []
 
 
+async def test_a_route_that_is_switched_while_the_inputs_arrive_holds_for_them() -> None:
+    world = World()
+    newer = manifest(producer="another")
+    world.registry.all_versions.append(registered("digits", newer))
+    gate = await world.gate()
+    world.registry.all_routes = [routed("digits", newer)]
+    switched = Versions(world.registry)
+    await switched.refresh()
+
+    def switch() -> None:
+        gate._versions = switched
+
+    world.meanwhile = switch
+    async with gate.admitted(world, new_request_id()) as admission:
+        assert (admission.deployment.version, admission.decisions.version) == (newer.version, newer.version)
+    assert world.asked.count("inputs") == 2, "checked against the signature of the one that runs them"
+
+
 @pytest.mark.parametrize("refused_by", ["limiter", "queue"])
 async def test_a_refused_call_lets_its_repetition_be_the_first(refused_by: str) -> None:
     world = World()

@@ -322,3 +322,19 @@ async def test_a_caller_that_left_before_it_was_answered_keeps_no_place(sent: bo
     script.hold.set()
     await asyncio.wait(calls)
     await eventually(lambda: released(script) == 1)
+
+
+async def test_callers_who_all_left_before_they_were_asked_for_are_no_failure_of_redis() -> None:
+    script = FakeScript()
+    limiter = Limiter(script, RedisKeys())
+    for _ in range(5):
+        calls = [asyncio.ensure_future(limiter.take(asked(*LIMITS))) for _ in range(3)]
+        await asyncio.sleep(0)  # they wait for the next round trip, which has not begun
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+        await eventually(lambda: limiter._sender is None or limiter._sender.done())
+    assert script.batches == []
+    assert limiter.counts["limits_redis_failures"] == 0
+    assert limiter.trouble() is None
+    assert (await limiter.take(asked(*LIMITS))).mode is LimiterMode.SHARED

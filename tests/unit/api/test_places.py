@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -126,6 +127,25 @@ async def test_who_hangs_up_before_the_request_is_published_leaves_its_place() -
     async with with_one_place(desk) as (inference, places):
         await left(inference, desk, lambda: desk.store.calls)
         assert await settled(desk, places) == 0
+        desk.store.open.set()
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("slow", [False, True])
+async def test_a_call_that_may_have_been_overtaken_does_not_free_the_place_of_whoever_overtook_it(
+    told: bool, slow: bool
+) -> None:
+    desk = Told() if told else Desk()
+    desk.inline_bytes = 0
+    desk.store.open.clear()
+    async with with_one_place(desk) as (inference, places):
+        now = desk.world.gate_made._now
+        call = asyncio.ensure_future(run(inference, desk))
+        await eventually(lambda: desk.store.calls)
+        desk.world.gate_made._now = lambda: now() + timedelta(seconds=OWNER_S * slow)  # as if it had been frozen
+        call.cancel()
+        await asyncio.wait([call])
+        assert await settled(desk, places) == int(told and slow)
         desk.store.open.set()
 
 
