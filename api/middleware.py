@@ -128,7 +128,8 @@ async def paced(request: web.Request, handler: Handler) -> web.StreamResponse:
         elif not (isinstance(refusal, Refused) or refusal.took_tokens or refusal.code == ApiError.code):
             strangers.welcome(peer)
             with suppress(Refused):  # what it is told is why it was refused in the first place
-                await _free_turn(request, peer, TURNS_JUDGED - turns_taken)
+                read_turns = request.content.total_bytes / _BYTES_PER_TURN
+                await _free_turn(request, peer, TURNS_JUDGED + read_turns - turns_taken)
         raise refusal
     finally:
         del refusal  # or this frame and the refusal would hold each other

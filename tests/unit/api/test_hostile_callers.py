@@ -501,6 +501,29 @@ async def test_calls_with_a_good_key_that_take_no_tokens_wait_for_their_turn_and
         assert asked == ([] if turns is None else [(secret.split("_")[2], turns)] * 2)
 
 
+async def test_a_refused_call_takes_turns_for_the_body_that_was_read_too() -> None:
+    asked: list[float] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        raise BadInput("no JSON")
+
+    async def turn(_who: str, *, turns: float) -> None:
+        asked.append(turns)
+
+    house = House()
+    house.app.router.add_post("/call", answer)
+    house.app[FREE].turn = turn  # type: ignore[assignment, method-assign]
+    async with open_house(house):
+        for size in (0, 100_000, MIB):
+            reader, writer = await house.send(
+                head("/call", f"Authorization: Bearer {mint('test').secret}", f"Content-Length: {size}")
+            )
+            writer.write(b"x" * size)
+            assert await status(reader) == 400
+    assert asked == [2, pytest.approx(2 + 100_000 / (256 * 1024)), 6]
+
+
 async def test_refused_calls_that_wait_for_their_turn_hold_nothing_of_their_bodies() -> None:
     async def parse(request: web.Request) -> web.Response:
         body = await read_body(request)
