@@ -27,7 +27,6 @@ from api.routing.catalogue import Deployment
 from api.routing.versions import Versions
 from schemas.tensors import Tensor
 
-
 #: From then on another gateway may have taken a call's claim over (api.once.claims.OWNER_S).
 _OVERTAKEN_AFTER = timedelta(seconds=OWNER_S)
 

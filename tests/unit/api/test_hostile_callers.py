@@ -505,7 +505,7 @@ async def test_a_refused_call_takes_turns_for_the_body_that_was_read_too() -> No
     asked: list[float] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        await request.read()
+        await read_body(request)
         raise BadInput("no JSON")
 
     async def turn(_who: str, *, turns: float) -> None:
