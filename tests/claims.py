@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from api.once.claims import (
+    REFUSED_S,
     BookAway,
     Claim,
     Decisions,
     Entry,
+    Fit,
     Note,
     Sameness,
     Standing,
-    may_be_repeated,
+    fit,
 )
 from api.once.once import Once
 from schemas.ids import new_request_id
@@ -60,6 +63,10 @@ class _Row:
     accepted: bool = False
     answered_s: float | None = None
 
+    @property
+    def withdrawn(self) -> bool:
+        return self.answered_s is not None and not self.accepted
+
 
 class MemoryBook:
     """Implements Book. `away` makes every call fail, `hold` keeps them waiting, and `asked` counts them; `entered` has
@@ -96,36 +103,44 @@ class MemoryBook:
 
     async def rejoin(self, entry: Entry) -> Standing | None:
         await self._ready()
-        fitting = [r for r in self.rows if self._is_repeated_by(r, entry)]
+        fitting = [(how, r) for r in self.rows if (how := self._fit(r, entry)) is not None]
         if not fitting:
             return None
-        row = max(fitting, key=lambda r: (r.seen_s, r.entry.decisions.request_id))
+        order = [(-how, r.retries, r.seen_s, r.entry.decisions.request_id) for how, r in fitting]
+        row = fitting[order.index(max(order))][1]
+        if row.withdrawn:
+            self.rows.remove(row)
+            return None
         row.retries, row.patience_s, row.answered_s = entry.retries, entry.patience_s, None
         row.seen_s = self.clock.now_s if row.accepted else row.seen_s
         return self._standing(row)
 
-    def _is_repeated_by(self, row: _Row, entry: Entry) -> bool:
-        return (
-            not row.entry.is_keyed
-            and (row.entry.name, row.entry.customer_id) == (entry.name, entry.customer_id)
-            and row.retries < entry.retries
-            and may_be_repeated(
-                quiet_s=self.clock.now_s - row.seen_s,
-                answered_s=None if row.answered_s is None else self.clock.now_s - row.answered_s,
-                patience_s=row.patience_s,
-            )
+    def _fit(self, row: _Row, entry: Entry) -> Fit | None:
+        if (
+            row.entry.is_keyed
+            or (row.entry.name, row.entry.customer_id) != (entry.name, entry.customer_id)
+            or row.retries >= entry.retries
+        ):
+            return None
+        return fit(
+            is_accepted=row.accepted,
+            quiet_s=self.clock.now_s - row.seen_s,
+            answered_s=None if row.answered_s is None else self.clock.now_s - row.answered_s,
+            patience_s=row.patience_s,
         )
 
     async def find(self, standing: Standing) -> Standing | None:
         await self._ready()
-        rows = [r for r in self.rows if r.entry.decisions.request_id == standing.decisions.request_id]
+        rows = [
+            r for r in self.rows if r.entry.decisions.request_id == standing.decisions.request_id and not r.withdrawn
+        ]
         return self._standing(rows[0]) if rows else None
 
     async def take_over(self, standing: Standing) -> bool:
         await self._ready()
         for row in self.rows:
             if row.entry.decisions.request_id == standing.decisions.request_id:
-                if row.accepted or row.takeovers != standing.takeovers:
+                if row.accepted or row.withdrawn or row.takeovers != standing.takeovers:
                     return False
                 row.takeovers, row.seen_s = row.takeovers + 1, self.clock.now_s
                 return True
@@ -136,8 +151,13 @@ class MemoryBook:
         for note in notes:
             for row in [r for r in self.rows if r.entry.decisions.request_id == note.request_id]:
                 if note.is_leaving:
-                    if note.void or not (row.takeovers or row.accepted):
+                    if note.void:
                         self.rows.remove(row)
+                    elif not (row.takeovers or row.accepted):
+                        if row.entry.is_keyed:
+                            self.rows.remove(row)
+                        else:
+                            row.answered_s = self.clock.now_s if row.retries <= note.retries else -math.inf
                     continue
                 row.accepted = True
                 if note.answered and row.retries == note.retries:
@@ -148,7 +168,11 @@ class MemoryBook:
         old = [
             r
             for r in self.rows
-            if r.entry.is_keyed is is_keyed and self.clock.now_s - r.seen_s > older_than_s + r.patience_s
+            if r.entry.is_keyed is is_keyed
+            and (
+                self.clock.now_s - r.seen_s > older_than_s + r.patience_s
+                or (r.withdrawn and r.answered_s is not None and self.clock.now_s - r.answered_s > REFUSED_S)
+            )
         ][:at_most]
         self.rows = [r for r in self.rows if r not in old]
         return len(old)

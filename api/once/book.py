@@ -12,6 +12,7 @@ from typing import Any
 from api.once.claims import (
     COUNTED_HORIZON_S,
     LOST_S,
+    REFUSED_S,
     BookAway,
     Decisions,
     Entry,
@@ -70,8 +71,9 @@ class PostgresBook:
                 COUNTED_HORIZON_S,
                 LOST_S,
                 entry.patience_s,
+                REFUSED_S,
             )
-            if not rows:
+            if not rows or rows[0]["used_up"]:
                 return None
             if rows[0]["joined"]:
                 return _standing(rows[0])
@@ -100,17 +102,18 @@ class PostgresBook:
             )
         if gone:
             await self._fetch(
-                "delete_claims",
+                "end_claims",
                 [n.is_keyed for n in gone],
                 [n.request_id for n in gone],
+                [n.retries for n in gone],
                 [n.void for n in gone],
                 within_s=_NOTE_WITHIN_S,
             )
 
     async def prune(self, *, is_keyed: bool, older_than_s: float, at_most: int) -> int | None:
         """See Book."""
-        before = first_request_id(age_s=older_than_s)
-        args = (is_keyed, before, older_than_s, at_most, Turn.CLAIMS)
+        before = first_request_id(age_s=older_than_s if is_keyed else min(older_than_s, REFUSED_S))
+        args = (is_keyed, before, older_than_s, at_most, Turn.CLAIMS, REFUSED_S)
         rows = await self._fetch("prune_claims", *args, within_s=_PRUNE_WITHIN_S)
         return int(rows[0]["gone"]) if rows[0]["is_ours"] else None
 

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from enum import Enum, auto
+from enum import Enum, IntEnum, auto
 from typing import Protocol
 from uuid import UUID
 
@@ -18,6 +18,8 @@ from uuid import UUID
 OWNER_S = 3.0
 #: A client repeats an answered call within its own pause, 8 s at most with OpenAI's, and what the network takes.
 LOST_S = 15.0
+#: It repeats a refused call within what Retry-After says, which OpenAI's follows up to 60 s, and as much again.
+REFUSED_S = 60.0 + LOST_S
 #: How long a claim without a key of its own is found.
 COUNTED_HORIZON_S = 900.0
 #: With less time left a request would hardly be run; its outcome is looked for instead.
@@ -130,7 +132,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """What became of a claim. `answered` is about the call that saw so many `retries`.
+    """What became of a claim, as the call says that saw so many `retries`; `answered` is about that call.
 
     `withdrawn` is about the call: it did not put the request on the log. That ends the claim only if nobody ever took
     it over, for another owner may have put it there, and it would run a second time under another id. `void` is about
@@ -147,7 +149,7 @@ class Note:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether the claim may have to leave the book."""
+        """Whether the claim may have to end."""
         return self.withdrawn or self.void
 
     def and_then(self, later: Note) -> Note:
@@ -179,11 +181,14 @@ class Book(Protocol):
         """
 
     async def rejoin(self, entry: Entry) -> Standing | None:
-        """The newest claim of a call like this that has seen fewer repetitions, as `may_be_repeated` says; it has seen
-        this one from now on, and by no other of the same count."""
+        """The claim that this call repeats, as `fit` says; it has seen this one from now on, and no other of the same
+        count. Of several of a kind the one that has seen the most repetitions, of these the newest.
+
+        None: the call is a first one. If what it repeats was withdrawn, that is used up, and no other call finds it.
+        """
 
     async def find(self, standing: Standing) -> Standing | None:
-        """The same claim as it stands now, None when it left the book."""
+        """The same claim as it stands now, None when it ended."""
 
     async def take_over(self, standing: Standing) -> bool:
         """Become the owner of a claim that nobody else took over since it stood like this, and that is not accepted."""
@@ -191,24 +196,43 @@ class Book(Protocol):
     async def note(self, notes: Sequence[Note]) -> None:
         """Write down what became of claims, at most one note for each.
 
-        A void claim leaves the book; one that is withdrawn does unless it is accepted, or was ever taken over.
+        A void claim ends; one that is withdrawn does unless it is accepted, or was ever taken over. Without a key it is
+        remembered as withdrawn for the next repetition of its call. If that came already, it waits, and will enter
+        itself: then nobody else may come back to this one.
         """
 
     async def prune(self, *, is_keyed: bool, older_than_s: float, at_most: int) -> int | None:
-        """Let go of so many claims that no call came to for so long; how many, None while another process does it."""
+        """Let go of so many claims that no call came to for so long, and of withdrawn ones after REFUSED_S; how many,
+        None while another process does it."""
 
 
-def may_be_repeated(*, quiet_s: float, answered_s: float | None, patience_s: float) -> bool:
-    """Whether a claim without a key may be what a repetition repeats.
+class Fit(IntEnum):
+    """What a repetition may repeat, the likeliest first.
 
-    `answered_s` ago its last call was answered in whole, None if it was not. An answer may be lost on its way: its
-    client repeats the call at once when the connection breaks, or when its own `patience_s` is over.
+    A call whose client certainly waits for an answer; one that was refused, which clients repeat as a rule; one that
+    was answered, which they only do when the answer was lost.
+    """
+
+    OPEN = 1
+    WITHDRAWN = 2
+    ANSWERED = 3
+
+
+def fit(*, is_accepted: bool, quiet_s: float, answered_s: float | None, patience_s: float) -> Fit | None:
+    """As what a claim without a key may be repeated, None if it may not.
+
+    `answered_s` ago its last call was answered in whole, None if it was not; answered and not accepted is withdrawn. An
+    answer may be lost on its way: its client repeats the call at once when the connection breaks, or when its own
+    `patience_s` is over.
     """
     if quiet_s > COUNTED_HORIZON_S + patience_s:
-        return False
-    if answered_s is None or answered_s < LOST_S:
-        return True
-    return patience_s > 0 and patience_s <= quiet_s < patience_s + LOST_S
+        return None
+    if answered_s is None:
+        return Fit.OPEN
+    if not is_accepted:
+        return Fit.WITHDRAWN if answered_s < REFUSED_S else None
+    is_given_up = patience_s > 0 and patience_s <= quiet_s < patience_s + LOST_S
+    return Fit.ANSWERED if answered_s < LOST_S or is_given_up else None
 
 
 class Next(Enum):

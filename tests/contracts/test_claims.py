@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from api.once.book import PostgresBook
-from api.once.claims import COUNTED_HORIZON_S, LOST_S, Book, BookAway, Entry, Sameness, Standing
+from api.once.claims import COUNTED_HORIZON_S, LOST_S, REFUSED_S, Book, BookAway, Entry, Sameness, Standing
 from infra.postgres import Pool, open_pool
 from infra.settings import PostgresSettings
 from infra.turns import Turn
@@ -113,6 +113,17 @@ async def test_equal_calls_that_are_both_repeated_join_different_ones(book: Any)
     assert set(ids(list(again))) == {c.decisions.request_id for c in calls}
 
 
+async def test_of_several_calls_a_repetition_is_of_the_one_that_was_repeated_before(book: Any) -> None:
+    """Or the other's first repetition would find none that has seen fewer, and be a third charge."""
+    older, newer = entry(retry=0), entry(retry=0)
+    await enter(book, older)
+    assert ids([await book.rejoin(entry(retry=1))]) == [older.decisions.request_id]
+    await enter(book, newer)
+    await book.note([accepted(older), accepted(newer)])
+    assert ids([await book.rejoin(entry(retry=2))]) == [older.decisions.request_id]
+    assert ids([await book.rejoin(entry(retry=1))]) == [newer.decisions.request_id]
+
+
 async def test_a_repetition_is_of_the_same_key_and_the_same_body(book: Any) -> None:
     await enter(book, entry(retry=0))
     assert await book.rejoin(entry(retry=1, body=b"b")) is None
@@ -187,6 +198,105 @@ async def test_what_was_withdrawn_or_is_void_is_not_there(book: Any, first: Entr
     assert (await enter(book, later)).decisions == later.decisions
 
 
+async def answered_and_refused(book: Book, *, refused: int = 1) -> tuple[Entry, list[Entry]]:
+    """Equal calls: one that was just answered, and later ones that were refused."""
+    first, others = entry(retry=0), [entry(retry=0) for _ in range(refused)]
+    await book.enter([first, *others])
+    await book.note([accepted(first, answered=True), *map(withdrawn, others)])
+    return first, others
+
+
+async def test_the_repetition_of_a_refused_call_is_a_first_call_beside_one_that_was_answered(book: Any) -> None:
+    """Two equal calls are two charges. As the refused one is used up, whoever comes next repeats the answered one."""
+    first, _ = await answered_and_refused(book)
+    assert await book.rejoin(entry(retry=1)) is None
+    assert ids([await book.rejoin(entry(retry=1))]) == [first.decisions.request_id]
+
+
+async def test_of_many_repetitions_as_many_are_first_calls_as_were_refused(book: Any) -> None:
+    """Also when all come at once."""
+    first, _ = await answered_and_refused(book, refused=2)
+    came = await asyncio.gather(*(book.rejoin(entry(retry=1)) for _ in range(3)))
+    assert sorted(map(str, ids(list(came)))) == sorted(map(str, [None, None, first.decisions.request_id]))
+
+
+async def test_a_call_that_is_refused_again_and_again_stays_a_first_call(book: Any) -> None:
+    """Also beside another that was refused less often, whose turn stays its own."""
+    first, _ = await answered_and_refused(book)
+    for retry in (1, 2):
+        again = entry(retry=retry)
+        assert await book.rejoin(again) is None
+        await enter(book, again)
+        await enter(book, other := entry(retry=0))
+        await book.note([withdrawn(again), withdrawn(other)])
+    for retry in (3, 1, 1):
+        assert await book.rejoin(entry(retry=retry)) is None
+    assert ids([await book.rejoin(entry(retry=1))]) == [first.decisions.request_id]
+
+
+async def test_a_call_that_was_not_answered_is_repeated_before_one_that_was_refused(book: Any) -> None:
+    """Its client is certain to come back: what it repeats is run, and would be billed twice."""
+    first, refused = entry(retry=0), entry(retry=0)
+    await book.enter([first, refused])
+    await book.note([accepted(first), withdrawn(refused)])
+    assert ids([await book.rejoin(entry(retry=1))]) == [first.decisions.request_id]
+    assert await book.rejoin(entry(retry=1)) is None
+
+
+@pytest.mark.parametrize("changes", [{"body": b"b"}, {"key_id": "key_b"}, {"customer_id": "cust_b"}])
+async def test_only_its_own_repetition_uses_a_refused_call_up(book: Any, changes: dict[str, Any]) -> None:
+    first, _ = await answered_and_refused(book)
+    assert await book.rejoin(entry(retry=1, **changes)) is None
+    assert await book.rejoin(entry(retry=0)) is None
+    assert await book.rejoin(entry(retry=1)) is None
+    assert ids([await book.rejoin(entry(retry=1))]) == [first.decisions.request_id]
+
+
+@pytest.mark.parametrize(("comes_after_s", "is_first"), [(REFUSED_S - 1, True), (REFUSED_S + 1, False)])
+async def test_how_long_after_a_refusal_a_call_may_be_its_repetition(
+    book: Any, comes_after_s: float, is_first: bool
+) -> None:
+    await enter(book, refused := entry(retry=0))
+    await book.note([withdrawn(refused)])
+    await book.pass_s(comes_after_s)
+    await enter(book, first := entry(retry=0))
+    await book.note([accepted(first, answered=True)])
+    assert ids([await book.rejoin(entry(retry=1))]) == [None if is_first else first.decisions.request_id]
+
+
+async def test_a_refused_call_whose_repetition_waits_already_is_not_repeated_by_another(book: Any) -> None:
+    """The one that waits enters itself; its own repetitions must find that, not the refused call."""
+    await enter(book, slow := entry(retry=0))
+    waits = await book.rejoin(entry(retry=1))
+    assert ids([waits]) == [slow.decisions.request_id]
+    await book.note([withdrawn(slow)])
+    assert await book.find(waits) is None
+    await enter(book, anew := entry(retry=1))
+    await book.note([accepted(anew, answered=True)])
+    assert ids([await book.rejoin(entry(retry=2))]) == [anew.decisions.request_id]
+
+
+async def test_a_claim_is_either_joined_or_used_up_when_it_is_withdrawn_at_the_same_time(book: Any) -> None:
+    """Either way it has ended then, and the repetition need not wait until its owner is taken for dead."""
+    for n in range(10):
+        body = bytes([n])
+        standing = await enter(book, slow := entry(retry=0, body=body))
+        await asyncio.gather(book.rejoin(entry(retry=1, body=body)), book.note([withdrawn(slow)]))
+        assert await book.find(standing) is None
+        assert not await book.take_over(standing)
+
+
+async def test_refused_calls_are_let_go_of_sooner(book: Any) -> None:
+    """They cost their sender nothing, and may be many."""
+    kept, refused = (aged(entry(retry=0), REFUSED_S + 60) for _ in range(2))
+    await book.enter([kept, refused])
+    await book.note([withdrawn(refused)])
+    assert await book.prune(is_keyed=False, older_than_s=COUNTED_HORIZON_S, at_most=10) == 0
+    await book.pass_s(REFUSED_S + 1)
+    assert await book.prune(is_keyed=False, older_than_s=COUNTED_HORIZON_S, at_most=10) == 1
+    assert ids([await book.rejoin(entry(retry=1))]) == [kept.decisions.request_id]
+
+
 @pytest.mark.parametrize("new", [entry(key="k"), entry(retry=0)], ids=["keyed", "counted"])
 @pytest.mark.parametrize(("is_taken_over", "is_accepted"), [(True, False), (False, True), (True, True)])
 async def test_what_another_call_took_over_or_is_accepted_cannot_be_withdrawn_and_only_be_void(
@@ -207,10 +317,11 @@ async def test_what_another_call_took_over_or_is_accepted_cannot_be_withdrawn_an
     assert await book.find(standing) is None
 
 
-async def test_a_claim_is_either_taken_over_or_withdrawn(book: Any) -> None:
+@pytest.mark.parametrize("said", [{"key": "k"}, {"retry": 0}], ids=["keyed", "counted"])
+async def test_a_claim_is_either_taken_over_or_withdrawn(book: Any, said: dict[str, Any]) -> None:
     """Whichever comes first, when both come at once."""
     for _ in range(10):
-        new = entry(key="k")
+        new = entry(**said)
         standing = await enter(book, new)
         taken, _ = await asyncio.gather(book.take_over(standing), book.note([withdrawn(new)]))
         assert (await book.find(standing) is not None) is taken

@@ -73,6 +73,34 @@ async def test_a_key_outlives_the_gateway_and_redis_and_is_new_past_the_horizon(
             assert len(desk.seen) == 2
 
 
+async def test_equal_calls_beyond_a_keys_rate_are_requests_of_their_own(env: dict[str, str], spawn: Any) -> None:
+    """Some are answered and some refused; a client that counts repeats the latter, as often as it takes."""
+    async with open_desk(spawn, env) as desk:
+        slow = customer(env, "Slow", requests_per_s=1, burst=1)
+        desk.caller = desk.caller.with_key(slow["key"])
+        calls = [await infer(desk, **{"x-stainless-retry-count": "0"}) for _ in range(4)]
+        refused = [c for c in calls if c[0] == 429]
+        assert refused
+        passed = [c for c in calls if c[0] == 200]
+        count = 0
+
+        async def repeated() -> bool:
+            nonlocal count
+            told = "SELECT coalesce(bool_and(answered_at IS NOT NULL), true) FROM claims"
+            await eventually(lambda: sql(desk, told), what="what became of the calls noted")
+            count += 1
+            reply = await infer(desk, **{"x-stainless-retry-count": str(count)})
+            if reply[0] == 200:
+                passed.append(reply)
+            return reply[0] == 200
+
+        for _ in refused:
+            count = 0
+            await eventually(repeated, what="room for the call")
+        assert [is_replayed for _, _, is_replayed in passed] == [False] * len(calls)
+        assert len({request_id for _, request_id, _ in passed}) == len(calls) == len(desk.seen)
+
+
 async def test_a_call_whose_gateway_died_long_ago_is_run_unless_the_log_knows_its_end(
     env: dict[str, str], spawn: Any
 ) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from contextlib import suppress
 from typing import Any
 
@@ -104,6 +105,54 @@ async def test_repetitions_are_folded_and_equal_calls_are_not() -> None:
     again = [await claim(once(book), call(retry=1)) for _ in range(3)]
     assert [c.is_ours for c in again] == [False, False, True], "the third repeats a call that never came"
     assert {c.decisions.request_id for c in again[:2]} == {a.decisions.request_id, b.decisions.request_id}
+
+
+async def test_equal_calls_of_which_some_are_refused_first_are_requests_of_their_own() -> None:
+    """At one call a second: the first is answered, the others are refused and repeated until there is room again."""
+    book = MemoryBook()
+    here = once(book)
+    first = await claim(here, call(retry=0))
+    here.accepted(first)
+    here.answered(first)
+    ran = {first.decisions.request_id}
+    for refusals in (1, 3):
+        for retry in range(refusals):
+            refused = await claim(here, call(retry=retry))
+            assert refused.is_ours
+            here.withdraw(refused)
+            await settle(here)
+        passed = await claim(once(book), call(retry=refusals))
+        assert passed.is_ours
+        here.accepted(passed)
+        here.answered(passed)
+        await settle(here)
+        ran.add(passed.decisions.request_id)
+    assert len(ran) == 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_whatever_is_refused_how_often_equal_calls_are_as_many_requests(seed: int) -> None:
+    """Random clients with one body, each repeating its call until it passes; every try is answered in whole."""
+    rng = random.Random(seed)
+    book = MemoryBook()
+    processes = [once(book) for _ in range(2)]
+    tries, ran = dict.fromkeys(range(8), 0), []
+    while tries:
+        client, process = rng.choice(list(tries)), rng.choice(processes)
+        made = await claim(process, call(retry=tries[client]))
+        assert made.is_ours, f"seed {seed}: try {tries[client]} of {client} was taken for another's"
+        if rng.random() < 0.6:
+            process.withdraw(made)
+            tries[client] += 1
+        else:
+            process.accepted(made)
+            process.answered(made)
+            ran.append(made.decisions.request_id)
+            del tries[client]
+        await settle(process)
+        await book.pass_s(rng.choice([0, 0.1, 1]))
+    assert len(set(ran)) == 8
+    assert not [r for r in book.rows if r.withdrawn]
 
 
 async def test_a_call_that_sends_a_key_and_a_count_is_known_by_its_key() -> None:
