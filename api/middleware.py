@@ -50,6 +50,8 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-
 MOST_HEAD_BYTES = 32 * 1024
 #: Reading and dropping so many bytes costs this process about what answering a call does.
 _BYTES_PER_TURN = 256 * 1024
+#: And reading it as JSON, before it was refused.
+_PARSED_BYTES_PER_TURN = 64 * 1024
 #: Colon, space and line end; two spaces, the version, line end and the empty line.
 _HEADER_MARKS, _LINE_MARKS = 4, 14
 
@@ -102,9 +104,12 @@ async def paced(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         if (head_bytes := head_size_bytes(request)) > MOST_HEAD_BYTES:
             raise HeadTooLarge(f"the headers come to {head_bytes} bytes, at most {MOST_HEAD_BYTES} are taken")
-        if request.method in _READS and _is_known(request):
-            turns_taken = 1.0
-            await _free_turn(request, peer, turns_taken)
+        if request.method in _READS:
+            if _is_known(request):
+                turns_taken = 1.0
+                await _free_turn(request, peer, turns_taken)
+        elif request.app[FREE].is_behind(public_id(request.headers.get("Authorization"))) and _is_known(request):
+            await _free_turn(request, peer, 0.0)
         response = await handler(request)
     except ApiError as raised:
         refusal = raised
@@ -127,8 +132,9 @@ async def paced(request: web.Request, handler: Handler) -> web.StreamResponse:
             await strangers.turn(peer, turns=1 + _unread_bytes(request) / _BYTES_PER_TURN)
         elif not (isinstance(refusal, Refused) or refusal.took_tokens or refusal.code == ApiError.code):
             strangers.welcome(peer)
+            request.app[FREE].vouch(*shown(request.headers.get("Authorization")))
             with suppress(Refused):  # what it is told is why it was refused in the first place
-                read_turns = request.content.total_bytes / _BYTES_PER_TURN
+                read_turns = request.content.total_bytes / _PARSED_BYTES_PER_TURN
                 await _free_turn(request, peer, TURNS_JUDGED + read_turns - turns_taken)
         raise refusal
     finally:
@@ -143,9 +149,11 @@ def _is_known(request: web.Request) -> bool:
 
 
 async def _free_turn(request: web.Request, peer: str, turns: float = 1.0) -> None:
-    """Wait for a turn of the call's key. Raises Refused; too many of one key are kept on their connections, unread."""
+    """Wait for so many turns of the call's key; none: its key is behind, and it is refused before any work is done.
+    Raises Refused; too many of one key are kept on their connections, unread."""
+    free, key_id = request.app[FREE], public_id(request.headers.get("Authorization"))
     try:
-        await request.app[FREE].turn(public_id(request.headers.get("Authorization")), turns=turns)
+        await (free.turn(key_id, turns=turns) if turns else free.refuse(key_id))
     except Refused as refused:
         if refused.hang_up:
             request[_HANGS_UP] = True

@@ -144,6 +144,15 @@ class Pace:
             # Only now: what a peer has to wait for among its own is not taken from the others meanwhile.
             await self._wait(self._all, self._per_s, known, turns, Crowded, self._others)
 
+    def is_behind(self, peer: str) -> bool:
+        """Whether the peer's next call that takes a turn would have to wait too long for it."""
+        known = self._peers.get(peer)
+        return known is not None and known.calls.wait_s(self._clock()) > PATIENCE_S
+
+    async def refuse(self, peer: str) -> None:
+        """Refuse a call of a peer that is behind, which takes no turn. Raises Refused, after HELD_S or at once."""
+        raise Refused(self._own, hang_up=await self._hold_back(self._peer(peer)))
+
     def welcome(self, peer: str) -> None:
         """A call with a good key came from there: it may be a proxy, and its connections are let in."""
         self._peer(peer).welcome_until_s = self._clock() + _WELCOME_S

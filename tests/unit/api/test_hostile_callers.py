@@ -521,7 +521,49 @@ async def test_a_refused_call_takes_turns_for_the_body_that_was_read_too() -> No
             )
             writer.write(b"x" * size)
             assert await status(reader) == 400
-    assert asked == [2, pytest.approx(2 + 100_000 / (256 * 1024)), 6]
+    assert asked == [2, pytest.approx(2 + 100_000 / (64 * 1024)), 18]
+
+
+async def test_a_key_that_is_far_behind_with_its_refusals_is_refused_before_any_work_and_no_other_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pace, "HELD_S", 0.0)
+    judged: list[str] = []
+    good = [mint("test").secret for _ in range(2)]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        secret = request.headers["Authorization"].removeprefix("Bearer ")
+        judged.append(secret)
+        if secret not in good:
+            raise Unauthorized("no such key")
+        if "X-Refused" in request.headers:
+            raise RateLimited("too early")
+        request[TOOK_TOKENS] = True
+        return web.json_response({})
+
+    house = House()
+    house.app.router.add_post("/call", answer)
+    clock = Clock()
+    house.app[FREE] = Pace(per_s=4, share=0.25, clock=clock)  # a turn a second for one key
+
+    async def call(secret: str, *headers: str) -> int:
+        reader, _ = await house.send(head("/call", f"Authorization: Bearer {secret}", *headers))
+        return await status(reader)
+
+    async with open_house(house):
+        flooding, other = good
+        assert await call(flooding, "X-Refused: yes") == 429
+        assert await call(flooding) == 200, "two turns: the next would wait for less than two seconds"
+        clock.now_s += 1
+        assert await call(flooding, "X-Refused: yes") == 429  # three are owed now
+        judged.clear()
+        assert await call(flooding) == 429
+        assert judged == [], "not even one that would have been good"
+        assert await call(other) == 200
+        made_up = flooding[: len("il_test_") + 12] + mint("test").secret[len("il_test_") + 12 :]
+        assert await call(made_up) == 401, "one with its public id is no key of its customer's"
+        clock.now_s += 2
+        assert await call(flooding) == 200
 
 
 async def test_refused_calls_that_wait_for_their_turn_hold_nothing_of_their_bodies() -> None:
