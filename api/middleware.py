@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import re
 from contextlib import suppress
 
@@ -50,13 +51,13 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-
 MOST_HEAD_BYTES = 32 * 1024
 #: Reading and dropping so many bytes costs this process about what answering a call does.
 _BYTES_PER_TURN = 256 * 1024
-#: And reading it as JSON, before it was refused.
-_PARSED_BYTES_PER_TURN = 64 * 1024
+#: And reading it as JSON before it was refused; more than its share, for everybody waits while a large one is read.
+_PARSED_BYTES_PER_TURN = 16 * 1024
 #: Colon, space and line end; two spaces, the version, line end and the empty line.
 _HEADER_MARKS, _LINE_MARKS = 4, 14
 
-#: How long a connection of a key with too many refusals is left unread before the last one on it: closed at once it
-#: would come again at once. Shorter than SPOILT_S.
+#: How long, at most, a connection of a key with too many refusals is left unread before the last one on it: closed at
+#: once it would come again at once. Shorter than SPOILT_S.
 HUNG_UP_S = 4.0
 _HANGS_UP = web.RequestKey("hangs_up", bool)
 
@@ -159,7 +160,8 @@ async def _free_turn(request: web.Request, peer: str, turns: float = 1.0) -> Non
             request[_HANGS_UP] = True
             request.app[STRANGERS].wasted(peer)  # who does not wait for it comes again from the same address
             request.app[CONNECTIONS].spoilt(request.transport)
-            await asyncio.sleep(HUNG_UP_S)
+            # Not all for the same time, or they would all come again at once.
+            await asyncio.sleep(HUNG_UP_S * random.uniform(0.5, 1.0))  # noqa: S311
         raise
 
 

@@ -24,6 +24,8 @@ PATIENCE_S = 2.0
 #: time crowds: with as many as there are in all, if it has customers behind it.
 HELD_S = 1.0
 MOST_HELD_BY_PEER, MOST_HELD = 256, 1024
+#: Those of one peer are let go one after the other, or all of them would call again at the same moment.
+_APART_S = HELD_S / MOST_HELD_BY_PEER
 #: Turns of a call that was read and judged before it was refused: it cost this process as much as two that were not.
 TURNS_JUDGED = 2.0
 #: What may be answered without a wait after a pause, as seconds of the rate.
@@ -78,8 +80,9 @@ class _Peer:
     calls: Bucket
     health: Bucket
     rare: Bucket
-    #: Refusals that are held back now.
+    #: Refusals that are held back now, and until when the last one is.
     held: int = 0
+    held_until_s: float = float("-inf")
     #: Refusals, held back or not, and connections that asked for nothing, since `lately_s`.
     lately: int = 0
     lately_s: float = float("-inf")
@@ -208,9 +211,12 @@ class Pace:
             return True
         peer.held += 1
         self._held += 1
+        now_s = self._clock()
+        peer.held_until_s = max(now_s + HELD_S, peer.held_until_s + _APART_S)
         # By time, not by the end of the call: a caller who hangs up does not free its place.
-        (self._later or asyncio.get_running_loop().call_later)(HELD_S, lambda: self._release(peer))
-        await self._sleep(HELD_S)
+        held_s = peer.held_until_s - now_s
+        (self._later or asyncio.get_running_loop().call_later)(held_s, lambda: self._release(peer))
+        await self._sleep(held_s)
         return False
 
     def _release(self, peer: _Peer) -> None:

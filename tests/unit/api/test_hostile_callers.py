@@ -521,7 +521,7 @@ async def test_a_refused_call_takes_turns_for_the_body_that_was_read_too() -> No
             )
             writer.write(b"x" * size)
             assert await status(reader) == 400
-    assert asked == [2, pytest.approx(2 + 100_000 / (64 * 1024)), 18]
+    assert asked == [2, pytest.approx(2 + 100_000 / (16 * 1024)), 66]
 
 
 async def test_a_key_that_is_far_behind_with_its_refusals_is_refused_before_any_work_and_no_other_is(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from api.door.pace import (
+    _APART_S,
     _BURST_S,
     HELD_S,
     MOST_HELD,
@@ -134,7 +136,7 @@ async def test_who_would_wait_too_long_is_refused_and_its_refusal_is_held_back()
     late = await world.call("a")
     await world.pass_s(HELD_S - 0.1)
     assert not late.done()
-    await world.pass_s(0.1)
+    await world.pass_s(0.1 + 40 * _APART_S)
     refused = refusal(late)
     assert refused is not None
     assert not refused.hang_up
@@ -151,6 +153,15 @@ async def test_who_would_wait_too_long_is_refused_and_its_refusal_is_held_back()
     await settle()
     assert again.done()
     assert refusal(again) is None
+
+
+async def test_refusals_of_one_peer_are_let_go_one_after_the_other() -> None:
+    world = World(per_s=2)
+    await world.calls(2 + MOST_HELD_BY_PEER, "a")
+    held_s = world.waits_s[-200:]  # the first few waited for their turn
+    apart_s = [later - earlier for earlier, later in pairwise(held_s)]
+    assert apart_s == [pytest.approx(_APART_S)] * len(apart_s), "or they would all call again at the same moment"
+    assert max(held_s) <= 2 * HELD_S
 
 
 async def test_past_a_number_of_held_refusals_a_peer_is_hung_up_on_and_crowds() -> None:
