@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
@@ -14,8 +16,20 @@ RATES = ("--requests-per-s", "1", "--burst", "1")
 
 
 @pytest.fixture(autouse=True)
-def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("INFERLOG_POSTGRES_DSN", "postgresql://nobody@127.0.0.1:9/none")
+def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Settings of servers that are not there, whatever this checkout has run."""
+    addresses = {
+        "HOME": str(tmp_path),
+        "KAFKA_BOOTSTRAP": "127.0.0.1:9",
+        "POSTGRES_DSN": "postgresql://nobody@127.0.0.1:9/none",
+        "REDIS_URL": "redis://127.0.0.1:9/0",
+        "S3_ENDPOINT": "http://127.0.0.1:9",
+        "S3_ACCESS_KEY": "x",
+        "S3_SECRET_KEY": "x",
+        "ACTOR": "a test",
+    }
+    for name, value in addresses.items():
+        monkeypatch.setenv(f"INFERLOG_{name}", value)
 
 
 def said(*arguments: str) -> tuple[int, str]:
