@@ -152,14 +152,12 @@ class Gate:
     async def admitted(self, ask: Ask, request_id: UUID, *, until: datetime | None = None) -> AsyncIterator[Admission]:
         """Pass every check, or raise the ApiError of the first that refuses; the call holds its space until the end of
         the block, and its request its `place`. `until` is the deadline of a call that comes a second time."""
-        caller = await self._keys.identify(ask.authorization)
-        caller.require(ask.operation)
+        caller = await self.caller(ask.authorization, ask.operation)
         model, reference = await ask.target()
-        caller.require_model(model)
-        deployment = self._versions.resolve(model, reference, customer_id=caller.customer_id)
+        deployment = self.resolve(model, reference, caller)
         inputs = await ask.inputs(deployment)
         # Their reading took as long as the caller liked, and the route may be another one now. This one does not wait.
-        if (switched := self._versions.resolve(model, reference, customer_id=caller.customer_id)) != deployment:
+        if (switched := self.resolve(model, reference, caller)) != deployment:
             deployment = switched
             inputs = await ask.inputs(deployment)
         with self._space.place(caller.customer_id, inputs.size_bytes):
@@ -170,7 +168,7 @@ class Gate:
                 ask.forget()  # others may have to be read again, when what they repeat came to nothing
             if decisions.version != deployment.version:  # the route was switched after the first call like this
                 model, _ = await ask.target()
-                deployment = self._versions.resolve(model, decisions.version, customer_id=caller.customer_id)
+                deployment = self.resolve(model, decisions.version, caller)
                 inputs = await ask.inputs(deployment)
             admission = Admission(
                 caller=caller,
@@ -189,8 +187,7 @@ class Gate:
                 return
             place = Place(may_run=claim is not None and claim.is_taken_over)
             try:
-                caller = await self._keys.identify(ask.authorization)
-                caller.require(ask.operation)
+                caller = await self.caller(ask.authorization, ask.operation)
                 caller.require_model(model)
                 demand = await self._demand(caller, deployment, inputs, decisions, claim)
                 charge = await self._limiter.take(demand)
@@ -252,7 +249,7 @@ class Gate:
         )
 
     async def caller(self, authorization: str | None, operation: str) -> Caller:
-        """Who makes a call that takes no tokens. Raises Unauthorized, Forbidden, Unavailable."""
+        """Who makes a call, and may. Raises Unauthorized, Forbidden, Unavailable."""
         caller = await self._keys.identify(authorization)
         caller.require(operation)
         return caller

@@ -10,17 +10,17 @@ import asyncio
 import logging
 import random
 import re
+from collections.abc import Awaitable
 from contextlib import suppress
 
-import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from api.access.key_shape import public_id, shown
+from api.door.answers import marks, written
 from api.door.connections import MOST_UNWANTED_BYTES
-from api.door.pace import TURNS_JUDGED, Refused, peer_of
+from api.door.pace import TURNS_JUDGED, Refused, peer_at
 from api.errors import (
-    ERROR_CODE,
     ApiError,
     BadInput,
     HeadTooLarge,
@@ -31,11 +31,10 @@ from api.errors import (
     Unauthorized,
     Unavailable,
     UnsupportedEncoding,
-    body,
     surface_of,
 )
 from api.services import CONNECTIONS, FREE, REQUEST_ID, STRANGERS, TOOK_TOKENS, TRACEPARENT
-from api.surfaces.http import drop_body, marks
+from api.surfaces.http import drop_body
 from schemas.ids import new_request_id
 
 logger = logging.getLogger(__name__)
@@ -94,13 +93,14 @@ async def paced(request: web.Request, handler: Handler) -> web.StreamResponse:
     Raises Refused when there are too many.
     """
     strangers = request.app[STRANGERS]
-    peer = peer_of(request.transport.get_extra_info("peername")) if request.transport is not None else ""
+    peer = peer_at(request.transport)
     if request.path in _HEALTH_PATHS:
         await strangers.turn(peer, health=True)
         return await handler(request)
     if request.match_info.http_exception is not None or surface_of(request.path) is Surface.REGISTRY:
         await strangers.turn(peer)
         return await handler(request)
+    free, key_id = request.app[FREE], public_id(request.headers.get("Authorization"))
     turns_taken = 0.0
     try:
         if (head_bytes := head_size_bytes(request)) > MOST_HEAD_BYTES:
@@ -108,9 +108,9 @@ async def paced(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.method in _READS:
             if _is_known(request):
                 turns_taken = 1.0
-                await _free_turn(request, peer, turns_taken)
-        elif request.app[FREE].is_behind(public_id(request.headers.get("Authorization"))) and _is_known(request):
-            await _free_turn(request, peer, 0.0)
+                await _by_its_key(request, peer, free.turn(key_id, turns=turns_taken))
+        elif free.is_behind(key_id) and _is_known(request):
+            await _by_its_key(request, peer, free.refuse(key_id))
         response = await handler(request)
     except ApiError as raised:
         refusal = raised
@@ -119,10 +119,10 @@ async def paced(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not request.get(TOOK_TOKENS, False) and not turns_taken:
             drop_body(request)
             if request.method in _READS:
-                request.app[FREE].vouch(*shown(request.headers.get("Authorization")))
+                free.vouch(*shown(request.headers.get("Authorization")))
             # What has been told already, a repetition's outcome, only keeps the next call on its connection waiting.
             with suppress(*([Refused] if response.prepared else [])):
-                await _free_turn(request, peer)
+                await _by_its_key(request, peer, free.turn(key_id, turns=1.0))
         return response
     # The body and what was made of it are held by the frames that the refusal came through, and by what it came from.
     # They must not be while it waits: many do.
@@ -133,28 +133,28 @@ async def paced(request: web.Request, handler: Handler) -> web.StreamResponse:
             await strangers.turn(peer, turns=1 + _unread_bytes(request) / _BYTES_PER_TURN)
         elif not (isinstance(refusal, Refused) or refusal.took_tokens or refusal.code == ApiError.code):
             strangers.welcome(peer)
-            request.app[FREE].vouch(*shown(request.headers.get("Authorization")))
+            free.vouch(*shown(request.headers.get("Authorization")))
             with suppress(Refused):  # what it is told is why it was refused in the first place
                 read_turns = request.content.total_bytes / _PARSED_BYTES_PER_TURN
-                await _free_turn(request, peer, TURNS_JUDGED + read_turns - turns_taken)
+                turns = TURNS_JUDGED + read_turns - turns_taken
+                await _by_its_key(request, peer, free.turn(key_id, turns=turns))
         raise refusal
     finally:
         del refusal  # or this frame and the refusal would hold each other
 
 
 def _is_known(request: web.Request) -> bool:
-    """Whether the call shows a key that was good when it last read something: whoever makes one up, also one with
-    another's public id, takes no turns of that key."""
+    """Whether the call shows a key that was good when it last read something or was refused: whoever makes one up, also
+    one with another's public id, takes no turns of that key."""
     key_id, key_sha256 = shown(request.headers.get("Authorization"))
     return key_id != "" and request.app[FREE].vouches(key_id, key_sha256)
 
 
-async def _free_turn(request: web.Request, peer: str, turns: float = 1.0) -> None:
-    """Wait for so many turns of the call's key; none: its key is behind, and it is refused before any work is done.
-    Raises Refused; too many of one key are kept on their connections, unread."""
-    free, key_id = request.app[FREE], public_id(request.headers.get("Authorization"))
+async def _by_its_key(request: web.Request, peer: str, wait: Awaitable[None]) -> None:
+    """Wait as the pace of the call's key has it. Raises Refused; too many of one key are kept on their connections,
+    unread."""
     try:
-        await (free.turn(key_id, turns=turns) if turns else free.refuse(key_id))
+        await wait
     except Refused as refused:
         if refused.hang_up:
             request[_HANGS_UP] = True
@@ -189,9 +189,8 @@ async def envelope(request: web.Request, handler: Handler) -> web.StreamResponse
         if error.status == 500 and not isinstance(raised, ApiError):
             fields = {"request_id": request_id, "method": request.method, "path": request.path}
             logger.exception("a call failed for a reason nobody foresaw", extra={"fields": fields})
-        document, content_type = body(error, surface_of(request.path), request_id)
-        headers = {**error.headers, ERROR_CODE: error.code, "Content-Type": content_type}
-        response = web.Response(body=orjson.dumps(document), status=error.status, headers=headers)
+        told, headers = written(error, surface_of(request.path), request_id)
+        response = web.Response(body=told, status=error.status, headers=headers)
         if isinstance(error, HeadTooLarge) or (isinstance(error, Refused) and error.hang_up):
             response.force_close()
     if request.get(_HANGS_UP, False):

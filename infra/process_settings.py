@@ -14,7 +14,7 @@ class ApiSettings:
 
     `claim_check_bytes` is how much tensor data a record carries itself; what is beyond goes to S3. `max_connections` is
     how many callers may be connected, `strangers_per_s` how many calls without a key are answered, and `free_per_s` how
-    many with one that take no tokens; half for one peer, or one key.
+    many with one that take no tokens; half for one peer, a quarter for one key.
     `max_in_flight_bytes` is how many bytes of inputs unfinished calls may hold, `body_bytes` how many of bodies that
     are being read; half for one customer, or one key. `spend_view_s` is how old the ledger's word may be by which
     spend caps are kept.

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from api.door.pace import peer_of
+from api.door.pace import peer_at
 
 if TYPE_CHECKING:
     from api.door.connections import Connections
@@ -83,7 +83,7 @@ class Connection(asyncio.BufferedProtocol):
         """Let in or not: `Connections` decides."""
         self._wire = cast(asyncio.Transport, transport)
         self.transport = cast(asyncio.Transport, _Inward(self._wire, self._hold))
-        self.peer = peer_of(transport.get_extra_info("peername"))
+        self.peer = peer_at(transport)
         inner = self._door.let_in(self)
         if inner is not None:
             self._inner = inner

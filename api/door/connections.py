@@ -128,14 +128,14 @@ class Connections:
 
     def took(self, transport: asyncio.BaseTransport | None) -> None:
         """Its call has read all of the body that came until now."""
-        connection = self._of.get(transport) if transport is not None else None
+        connection = self._at(transport)
         if connection is not None:
             connection.taken_bytes += connection.held_bytes
             self._let_go(connection)
 
     def asked(self, transport: asyncio.BaseTransport | None, head_bytes: int | None = None) -> None:
         """A whole head of so many bytes (all that came, if not said) has come on it, and is being answered."""
-        connection = self._of.get(transport) if transport is not None else None
+        connection = self._at(transport)
         if connection is not None:
             connection.has_asked = True
             connection.taken_bytes = 0
@@ -144,7 +144,7 @@ class Connections:
 
     def answered(self, transport: asyncio.BaseTransport | None, body_bytes: int = 0) -> None:
         """The answer is made, and the body of so many bytes was read or is of no use; another question may come."""
-        connection = self._of.get(transport) if transport is not None else None
+        connection = self._at(transport)
         if connection is not None and body_bytes > connection.taken_bytes:
             self._let_go(connection, body_bytes - connection.taken_bytes)
         if connection is not None and connection not in self._owing:
@@ -153,7 +153,7 @@ class Connections:
     def leaving(self, transport: asyncio.BaseTransport | None) -> None:
         """The answer is made, the rest of the question is of no use, and it will be closed."""
         self.answered(transport)
-        connection = self._of.get(transport) if transport is not None else None
+        connection = self._at(transport)
         if connection is not None:
             connection.is_leaving = True
             self._let_go(connection)
@@ -161,7 +161,7 @@ class Connections:
 
     def spoilt(self, transport: asyncio.BaseTransport | None) -> None:
         """What came on it is no question, so that none can follow; it may be told so before it is closed."""
-        connection = self._of.get(transport) if transport is not None else None
+        connection = self._at(transport)
         if connection is not None:
             self._spoil(connection)
 
@@ -214,6 +214,9 @@ class Connections:
         while True:
             self.close_late()
             await asyncio.sleep(_SWEEP_S)
+
+    def _at(self, transport: asyncio.BaseTransport | None) -> Connection | None:
+        return self._of.get(transport) if transport is not None else None
 
     def _move(self, connection: Connection, waiting: dict[Connection, None] | None) -> None:
         """It has one state, None while it is being answered. Who is spoilt stays so."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import orjson
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
-from api.door.pace import TURNS_JUDGED, Pace, Refused, peer_of
-from api.errors import ERROR_CODE, ApiError, BadInput, Surface, body
+from api.door.answers import marks, written
+from api.door.pace import TURNS_JUDGED, Pace, Refused, peer_at
+from api.errors import ApiError, BadInput, Surface
 from schemas.ids import new_request_id
 
 #: What was sent is not repeated: it may be anything, a key in the wrong place too.
@@ -41,7 +41,7 @@ class Handler(web.RequestHandler):
         if status != 400:
             return told
         self._spoilt(request.transport)
-        peer = peer_of(request.transport.get_extra_info("peername")) if request.transport is not None else ""
+        peer = peer_at(request.transport)
         return _Unreadable(lambda: self._strangers.turn(peer, turns=TURNS_JUDGED))
 
 
@@ -61,8 +61,7 @@ class _Unreadable(web.Response):
         except Refused as refused:
             error = refused
         request_id = new_request_id()
-        document, self.content_type = body(error, Surface.PROBLEM, request_id)
-        self.body = orjson.dumps(document)
         self.set_status(error.status)
-        self.headers.update({**error.headers, ERROR_CODE: error.code, "x-request-id": str(request_id)})
+        self.body, headers = written(error, Surface.PROBLEM, request_id)
+        self.headers.update({**headers, **marks(request_id)})
         return await super().prepare(request)

@@ -240,6 +240,11 @@ class Pace:
             self._peers = {name: peer for name, peer in self._peers.items() if not peer.idle(now_s)}
 
 
+def peer_at(transport: asyncio.BaseTransport | None) -> str:
+    """Who is at the other end of a connection, as `peer_of` names it; "" when it is closed."""
+    return "" if transport is None else peer_of(transport.get_extra_info("peername"))
+
+
 def peer_of(address: object) -> str:
     """Who is at the other end of a connection, from its socket's address: one IPv4 address, or the network of 64 bits
     that one subscriber of IPv6 has; "" when it is neither."""

@@ -190,7 +190,7 @@ class LocalShare:
                 found.append(Settling(where=where, call=call, debt=debt))
         for where, request, place in list(self._untold())[: at_most - len(found)]:
             place.is_told = True
-            call = _settle(self._keys.places(*where), "place", request, max(1, place.free_at_us - now_us))
+            call = _settle(self._keys.places(*where), "place", request, place.free_at_us - now_us)
             found.append(Settling(where=where, call=call, place=place))
         return found
 

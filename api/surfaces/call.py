@@ -14,11 +14,12 @@ from functools import partial
 from aiohttp import web
 
 from api.admission.caller import Caller
+from api.door.answers import marks
 from api.errors import BadInput
 from api.inference import Answer
 from api.once.once import Sameness
 from api.services import INFERENCE, REQUEST_ID, TOOK_TOKENS
-from api.surfaces.http import drop_body, marks, read_body
+from api.surfaces.http import drop_body, read_body
 from api.surfaces.pieces import tell_in_pieces
 
 _IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from uuid import UUID
 
 import orjson
 from aiohttp import web
@@ -15,8 +14,6 @@ from api.errors import BadInput, TooLarge, UnsupportedEncoding
 from api.services import BODIES, CONNECTIONS
 
 _BODY = web.RequestKey("body", bytes)
-
-ID_HEADER = "x-request-id"
 
 
 async def read_body(request: web.Request, *, within_s: float = WITHIN_S) -> bytes:
@@ -97,8 +94,3 @@ def json_answer(document: Any, *, status: int = 200, headers: Mapping[str, str] 
     return web.Response(
         body=orjson.dumps(document), status=status, headers={"Content-Type": "application/json", **(headers or {})}
     )
-
-
-def marks(request_id: UUID) -> dict[str, str]:
-    """Headers of every answer."""
-    return {ID_HEADER: str(request_id), "Server": "inferlog"}  # not which library in which version

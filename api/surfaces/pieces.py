@@ -15,8 +15,8 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from api.door.answers import marks
 from api.services import REQUEST_ID
-from api.surfaces.http import marks
 from api.surfaces.tensor_json import numbers
 from schemas.tensors import BYTES, ELEMENT_SIZE_BYTES, Tensor
 

@@ -29,22 +29,15 @@ from schemas.manifest import Manifest, TensorSpec
 from schemas.records import InferenceRequested, Task
 from schemas.tensors import Tensor, bytes_tensor
 from tests.factories import floats, requested
+from tests.fakes import manifest as any_manifest
 from tests.processes import ROOT
 
 
 def manifest(*, width: int = 2, max_batch_items: int = 4, outputs: int = 1) -> Manifest:
-    return Manifest(
-        task=Task.TENSORS,
-        layout="safetensors",
-        architecture="mlp",
-        architecture_args={},
-        files=(),
+    return any_manifest(
         inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, width)),),
         outputs=tuple(TensorSpec(name=f"y{i}", datatype="FP32", shape=(-1, width)) for i in range(outputs)),
         max_batch_items=max_batch_items,
-        max_length=0,
-        torch_version="",
-        producer="",
     )
 
 

@@ -378,6 +378,7 @@ async def test_what_is_no_http_hears_why_as_other_errors_do_and_nothing_of_what_
             said = (await asyncio.wait_for(reader.read(), 30)).decode()
             top, _, told = said.partition("\r\n\r\n")
             assert "x-error-code: unreadable" in top.lower()
+            assert "server: inferlog\r\n" in f"{top}\r\n".lower(), "not which library in which version"
             assert json.loads(told)["request_id"] in top
             assert "secret" not in said
 
